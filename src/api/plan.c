@@ -60,7 +60,9 @@ attune_status attune__plan_init(attune_plan *plan, const attune_limits *limits, 
     const attune_expr *exprs[3] = {plan->mask, plan->score, plan->gradient ? plan->gradient->expr : NULL};
     for (int i = 0; i < 3; i++)
         if (exprs[i]) {
-            uint64_t bytes = attune__expr_scratch_size(exprs[i], plan->shape.mask_kv_block);
+            const uint32_t columns = plan->shape.mask_kv_block;
+            const uint64_t bytes = exprs[i]->kind == ATTUNE_EXPR_MASK ? attune__expr_tile_size(exprs[i], columns)
+                                                                      : attune__expr_scratch_size(exprs[i], columns);
             if (bytes > plan->shape.expr_scratch)
                 plan->shape.expr_scratch = bytes;
         }

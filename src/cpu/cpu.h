@@ -7,7 +7,8 @@
  *     program.c   programs                          forward_tmpl.h    a forward item: the seven stages
  *     serving.c   sequences and pages of a cache    cache_tmpl.h      its keys in a tile
  *     append.c    new rows of a cache
- *     mask.c      masks computed from a tensor      backward*         likewise for the backward pass
+ *     mask.c      masks computed from a tensor      partial_tmpl.h    its partial tiles
+ *                                                   backward*         likewise for the backward pass
  *     merge.c     merging                           block_iterator.h  the tiles of a row of blocks
  *     kernels.h   inner kernels                     kernel_*.c        their implementations
  *     functions*  functions of scores in float, by instruction set

@@ -22,6 +22,8 @@ typedef struct state {
     REAL *m, *l;      /* of each row: the running maximum, and the sum of exp(s - m) */
     REAL *valid;      /* of each row: 1 if any pair was allowed */
     uint8_t *allowed; /* of one row of a tile */
+    uint16_t *bits;   /* of all rows of a partial tile: ldb words each */
+    uint16_t *at;     /* columns of one row */
     void *expr;
     /* Serving: */
     attune__interval *bounds; /* of the mask over a tile */
@@ -29,7 +31,7 @@ typedef struct state {
     uint8_t *absent;          /* of each key of a tile: it is in no page */
     REAL *sum_o;              /* o, m, l and valid of the splits before this one */
     REAL *sum_m, *sum_l, *sum_valid;
-    size_t ldq, lds, ldo;
+    size_t ldq, lds, ldo, ldb;
 } state;
 
 /* Rows r = 0 ... heads * queries - 1 are (h0 + r / queries, q0 + r % queries). */
@@ -45,7 +47,7 @@ static state state_at(const attune__cpu_run *run, uint32_t thread)
     const attune__shape *shape = &run->program->shape;
     size_t m = attune__cpu_pad(run->block_m), n = attune__cpu_pad(run->block_n);
     size_t d = attune__cpu_pad(shape->head_dim), dv = attune__cpu_pad(shape->head_dim_v);
-    state st = {.ldq = d, .lds = n, .ldo = dv};
+    state st = {.ldq = d, .lds = n, .ldo = dv, .ldb = n / ATTUNE__PANEL};
     st.q = (REAL *)(void *)(run->scratch + thread * run->scratch_bytes);
     st.k = st.q + m * d;
     st.v = st.k + n * d;
@@ -55,7 +57,9 @@ static state state_at(const attune__cpu_run *run, uint32_t thread)
     st.l = st.m + m;
     st.valid = st.l + m;
     st.allowed = (uint8_t *)(st.valid + m);
-    st.expr = st.allowed + (n + 63) / 64 * 64;
+    st.at = (uint16_t *)(void *)(st.allowed + (n + 63) / 64 * 64);
+    st.bits = st.at + (n + 31) / 32 * 32;
+    st.expr = st.bits + (run->block_m * st.ldb + 31) / 32 * 32;
     if (run->call->serving) {
         char *bounds = (char *)st.expr + (shape->expr_scratch + 63) / 64 * 64;
         st.bounds = (attune__interval *)(void *)bounds;
@@ -168,82 +172,104 @@ static void scores(const attune__cpu_run *run, const item *it, const state *st, 
         kernels->multiply(st->s, st->lds, st->q, st->ldq, it->rows, d, st->k, ATTUNE__PANEL * d,
                           attune__cpu_pad(tile->count) / ATTUNE__PANEL, scale);
     } else if (k.dtype == REAL_DTYPE) {
-        kernels->dots(st->s, st->lds, st->q, st->ldq, it->rows, k.rows, k.stride, tile->count, d, scale);
+        kernels->dots(st->s, st->lds, st->q, st->ldq, it->rows, k.rows, k.stride, NULL, tile->count, d, scale);
     } else {
         for (size_t c = 0; c < tile->count; c += STAGE_ROWS) {
             size_t n = tile->count - c < STAGE_ROWS ? tile->count - c : STAGE_ROWS;
             kernels->load_rows(st->k, d, k.rows + (ptrdiff_t)c * k.stride, k.stride, k.dtype, n, d, 1);
-            kernels->dots(st->s + c, st->lds, st->q, st->ldq, it->rows, st->k, (ptrdiff_t)(d * sizeof(REAL)), n, d,
-                          scale);
+            kernels->dots(st->s + c, st->lds, st->q, st->ldq, it->rows, st->k, (ptrdiff_t)(d * sizeof(REAL)), NULL, n,
+                          d, scale);
         }
     }
 }
 
-/* Evaluates the mask for a row of a partial block. */
-static void allow(const attune__cpu_run *run, const item *it, const state *st, size_t r, const attune__kv_tile *tile)
+/* Evaluates the mask for a row of a partial tile. Returns the number of allowed pairs. */
+static size_t allow(const attune__cpu_run *run, const item *it, const state *st, size_t r, const attune__kv_tile *tile)
 {
     if (run->call->serving) {
         allow_served(run, it, st, r, tile);
-        return;
+    } else {
+        const attune_mask *mask = run->call->mask;
+        const attune__bindings bindings = {mask->captures, mask->parameters};
+        const attune__row row = attune__mask_row(mask, it->b, row_head(it, r), row_query(it, r));
+        attune__expr_mask_row(mask->expr, &bindings, &row, (int32_t)tile->kv0, tile->count, st->expr, st->allowed);
     }
-    const attune_mask *mask = run->call->mask;
-    const attune__bindings bindings = {mask->captures, mask->parameters};
-    const attune__row row = attune__mask_row(mask, it->b, row_head(it, r), row_query(it, r));
-    attune__expr_mask_row(mask->expr, &bindings, &row, (int32_t)tile->kv0, tile->count, st->expr, st->allowed);
+    return run->device->KERNELS.row_bits(st->bits + r * st->ldb, st->allowed, tile->count);
 }
 
+/* Adjacent columns of a tile, from a multiple of a panel on. */
+typedef struct span {
+    size_t first, end;
+} span;
+
 /* 4: the score expression, then the mask. */
+static void modify_row(const attune__cpu_run *run, const item *it, const state *st, size_t r,
+                       const attune__kv_tile *tile, span c)
+{
+    REAL *s = st->s + r * st->lds + c.first;
+    if (run->program->score) {
+        const attune__row row = variables(it, r);
+        SCORE_ROW(run->device, run->program->score, &run->score, &row, (int32_t)(tile->kv0 + (int64_t)c.first),
+                  c.end - c.first, st->expr, s);
+    }
+    if (tile->partial)
+        run->device->KERNELS.row_mask(s, st->bits + r * st->ldb + c.first / ATTUNE__PANEL,
+                                      attune__cpu_pad(c.end) - c.first);
+}
+
+/* In serving the mask is evaluated here; else attend_part did. */
 static void modify(const attune__cpu_run *run, const item *it, const state *st, const attune__kv_tile *tile)
 {
     for (size_t r = 0; r < it->rows; r++) {
-        REAL *s = st->s + r * st->lds;
-        if (run->program->score) {
-            const attune__row row = variables(it, r);
-            SCORE_ROW(run->device, run->program->score, &run->score, &row, (int32_t)tile->kv0, tile->count, st->expr,
-                      s);
-        }
-        if (tile->partial)
-            allow(run, it, st, r, tile);
-        if (!tile->partial || run->device->KERNELS.row_mask(s, st->allowed, tile->count))
+        if (!tile->partial || (run->call->serving && allow(run, it, st, r, tile)))
             st->valid[r] = 1;
+        modify_row(run, it, st, r, tile, (span){0, tile->count});
     }
 }
 
-/* 5: online softmax; S becomes P. */
-static void softmax(const attune__cpu_run *run, const item *it, const state *st, const attune__kv_tile *tile)
+/* 5: online softmax of a row of scores in `count` spans of whole panels; S becomes P. */
+static void softmax_row(const attune__cpu_run *run, const state *st, size_t r, REAL *s, const span *spans, size_t count)
 {
     const NAME(cpu_kernels) *kernels = &run->device->KERNELS;
-    const size_t n = attune__cpu_pad(tile->count);
+    const REAL old = st->m[r];
+    REAL m = old, sum = 0;
+    for (size_t i = 0; i < count; i++) {
+        const REAL max = kernels->row_max(s + spans[i].first, spans[i].end - spans[i].first);
+        m = max > m ? max : m;
+    }
+    /* While the maximum is -inf, a finite reference avoids exp(-inf + inf). */
+    const REAL reference = m == -(REAL)INFINITY ? 0 : m;
+    for (size_t i = 0; i < count; i++)
+        sum += kernels->row_exp(s + spans[i].first, spans[i].end - spans[i].first, reference);
+    if (m != old) {
+        const REAL factor = REAL_EXP(old - reference);
+        kernels->row_scale(st->o + r * st->ldo, st->ldo, factor);
+        st->l[r] *= factor;
+        st->m[r] = m;
+    }
+    st->l[r] += sum;
+}
+
+static void softmax(const attune__cpu_run *run, const item *it, const state *st, const attune__kv_tile *tile)
+{
+    const span all = {0, attune__cpu_pad(tile->count)};
     for (size_t r = 0; r < it->rows; r++) {
         REAL *s = st->s + r * st->lds;
-        for (size_t c = tile->count; c < n; c++)
+        for (size_t c = tile->count; c < all.end; c++)
             s[c] = -(REAL)INFINITY;
-        const REAL old = st->m[r];
-        const REAL tile_max = kernels->row_max(s, n);
-        const REAL m = tile_max > old ? tile_max : old;
-        /* While the maximum is -inf, a finite reference avoids exp(-inf + inf). */
-        const REAL reference = m == -(REAL)INFINITY ? 0 : m;
-        const REAL sum = kernels->row_exp(s, n, reference);
-        if (m != old) {
-            const REAL factor = REAL_EXP(old - reference);
-            kernels->row_scale(st->o + r * st->ldo, st->ldo, factor);
-            st->l[r] *= factor;
-            st->m[r] = m;
-        }
-        st->l[r] += sum;
+        softmax_row(run, st, r, s, &all, 1);
     }
 }
 
 /* O += P V without forbidden pairs, for V with non-finite elements: 0 * inf and 0 * NaN would be NaN. */
-static void accumulate_allowed(const attune__cpu_run *run, const item *it, const state *st, const attune__kv_tile *tile,
-                               size_t panel_stride)
+static void accumulate_allowed(const item *it, const state *st, const attune__kv_tile *tile, size_t panel_stride)
 {
     for (size_t r = 0; r < it->rows; r++) {
-        allow(run, it, st, r, tile);
+        const uint16_t *bits = st->bits + r * st->ldb;
         const REAL *p = st->s + r * st->lds;
         REAL *o = st->o + r * st->ldo;
         for (size_t c = 0; c < tile->count; c++) {
-            if (!st->allowed[c])
+            if (!(bits[c / ATTUNE__PANEL] >> c % ATTUNE__PANEL & 1))
                 continue;
             for (size_t d = 0; d < st->ldo; d++)
                 o[d] += p[c] * st->v[d / ATTUNE__PANEL * panel_stride + c * ATTUNE__PANEL + d % ATTUNE__PANEL];
@@ -263,20 +289,23 @@ static void accumulate(const attune__cpu_run *run, const item *it, const state *
     if (!direct || !finite)
         finite = kernels->pack_v(st->v, panel_stride, v.rows, v.stride, v.dtype, tile->count, dv);
     if (tile->partial && !finite) {
-        accumulate_allowed(run, it, st, tile, panel_stride);
+        accumulate_allowed(it, st, tile, panel_stride);
     } else if (!direct) {
         kernels->multiply_add(st->o, st->ldo, st->s, st->lds, it->rows, tile->count, st->v, panel_stride,
                               st->ldo / ATTUNE__PANEL);
     } else if (v.dtype == REAL_DTYPE) {
-        kernels->axpys(st->o, st->ldo, st->s, st->lds, it->rows, v.rows, v.stride, tile->count, dv);
+        kernels->axpys(st->o, st->ldo, st->s, st->lds, it->rows, v.rows, v.stride, NULL, tile->count, dv);
     } else {
         for (size_t c = 0; c < tile->count; c += STAGE_ROWS) {
             size_t n = tile->count - c < STAGE_ROWS ? tile->count - c : STAGE_ROWS;
             kernels->load_rows(st->v, dv, v.rows + (ptrdiff_t)c * v.stride, v.stride, v.dtype, n, dv, 1);
-            kernels->axpys(st->o, st->ldo, st->s + c, st->lds, it->rows, st->v, (ptrdiff_t)(dv * sizeof(REAL)), n, dv);
+            kernels->axpys(st->o, st->ldo, st->s + c, st->lds, it->rows, st->v, (ptrdiff_t)(dv * sizeof(REAL)), NULL, n,
+                           dv);
         }
     }
 }
+
+#include "cpu/partial_tmpl.h"
 
 /* Stores lse or row_max of a row; the buffer is NULL if it is not requested. */
 static void store_value(const attune_tensor *tensor, int64_t b, int64_t h, int64_t q, REAL value)
@@ -371,10 +400,13 @@ void NAME(cpu_items)(void *user, uint32_t thread)
         attune__block_iterator iterator = attune__block_iterator_begin(run, it.b, it.h0, it.q0, it.split);
         attune__kv_tile tile;
         while (attune__block_iterator_next_tile(&iterator, &tile)) {
-            scores(run, &it, &st, &tile, source_at(&run->call->k, &it, &tile));
+            const source k = source_at(&run->call->k, &it, &tile), v = source_at(&run->call->v, &it, &tile);
+            if (tile.partial && attend_part(run, &it, &st, &tile, k, v))
+                continue;
+            scores(run, &it, &st, &tile, k);
             modify(run, &it, &st, &tile);
             softmax(run, &it, &st, &tile);
-            accumulate(run, &it, &st, &tile, source_at(&run->call->v, &it, &tile));
+            accumulate(run, &it, &st, &tile, v);
         }
         for (size_t r = 0; r < it.rows; r++)
             if (run->splits > 1)

@@ -8,6 +8,7 @@
 #include <cpuid.h>
 #include <immintrin.h>
 #include <math.h>
+#include <string.h>
 
 #define TARGET __attribute__((target("avx2,fma,f16c")))
 /* Inlined, so that each use is specialised for its constant arguments. */
@@ -287,16 +288,20 @@ SPECIALISE __m128 sums(__m256 a, __m256 b, __m256 c, __m256 d)
     return _mm_add_ps(_mm256_castps256_ps128(abcd), _mm256_extractf128_ps(abcd, 1));
 }
 
+SPECIALISE const float *row_at(const void *rows, ptrdiff_t stride, const uint16_t *at, size_t c)
+{
+    return (const float *)(const void *)((const char *)rows + (ptrdiff_t)(at ? at[c] : c) * stride);
+}
+
 /* Four rows of k with one row of q: loads of k dominate if k is in memory. */
 TARGET static void dots(float *s, size_t lds, const float *q, size_t ldq, size_t rows, const void *k, ptrdiff_t stride,
-                        size_t count, size_t columns, float scale)
+                        const uint16_t *at, size_t count, size_t columns, float scale)
 {
-    const char *first = k;
     for (size_t c = 0; c < count; c += 4) {
         /* Past the end the last row is read again, and the result dropped. */
         const float *row[4];
         for (size_t i = 0; i < 4; i++)
-            row[i] = (const float *)(const void *)(first + (ptrdiff_t)(c + i < count ? c + i : count - 1) * stride);
+            row[i] = row_at(k, stride, at, c + i < count ? c + i : count - 1);
         for (size_t r = 0; r < rows; r++) {
             const float *x = q + r * ldq;
             __m256 sum0 = _mm256_setzero_ps(), sum1 = sum0, sum2 = sum0, sum3 = sum0;
@@ -321,15 +326,12 @@ TARGET static void dots(float *s, size_t lds, const float *q, size_t ldq, size_t
 }
 
 TARGET static void axpys(float *o, size_t ldo, const float *p, size_t ldp, size_t rows, const void *v, ptrdiff_t stride,
-                         size_t count, size_t columns)
+                         const uint16_t *at, size_t count, size_t columns)
 {
-    const char *first = v;
     size_t c = 0;
     for (; c + 4 <= count; c += 4) {
-        const float *v0 = (const float *)(const void *)(first + (ptrdiff_t)c * stride);
-        const float *v1 = (const float *)(const void *)(first + (ptrdiff_t)(c + 1) * stride);
-        const float *v2 = (const float *)(const void *)(first + (ptrdiff_t)(c + 2) * stride);
-        const float *v3 = (const float *)(const void *)(first + (ptrdiff_t)(c + 3) * stride);
+        const float *v0 = row_at(v, stride, at, c), *v1 = row_at(v, stride, at, c + 1);
+        const float *v2 = row_at(v, stride, at, c + 2), *v3 = row_at(v, stride, at, c + 3);
         for (size_t r = 0; r < rows; r++) {
             const float *pr = p + r * ldp + c;
             const __m256 p0 = _mm256_set1_ps(pr[0]), p1 = _mm256_set1_ps(pr[1]);
@@ -345,7 +347,7 @@ TARGET static void axpys(float *o, size_t ldo, const float *p, size_t ldp, size_
         }
     }
     for (; c < count; c++) {
-        const float *vc = (const float *)(const void *)(first + (ptrdiff_t)c * stride);
+        const float *vc = row_at(v, stride, at, c);
         for (size_t r = 0; r < rows; r++) {
             const __m256 pc = _mm256_set1_ps(p[r * ldp + c]);
             for (size_t d = 0; d < columns; d += LANES)
@@ -420,24 +422,31 @@ TARGET static void row_scale(float *o, size_t n, float factor)
         _mm256_storeu_ps(o + i, _mm256_mul_ps(_mm256_loadu_ps(o + i), f));
 }
 
-TARGET static bool row_mask(float *s, const uint8_t *allowed, size_t n)
+TARGET static size_t row_bits(uint16_t *bits, const uint8_t *allowed, size_t n)
 {
-    const __m256 minus_infinity = _mm256_set1_ps(-INFINITY);
-    uint64_t any = 0;
-    size_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        __m128i bytes = _mm_loadl_epi64((const __m128i *)(const void *)(allowed + i));
-        any |= (uint64_t)_mm_cvtsi128_si64(bytes);
-        __m256i forbidden = _mm256_cmpeq_epi32(_mm256_cvtepu8_epi32(bytes), _mm256_setzero_si256());
-        _mm256_storeu_ps(s + i,
-                         _mm256_blendv_ps(_mm256_loadu_ps(s + i), minus_infinity, _mm256_castsi256_ps(forbidden)));
+    size_t count = 0, i = 0;
+    for (; i < n; i += 16) {
+        __m128i bytes = _mm_setzero_si128();
+        if (i + 16 <= n)
+            bytes = _mm_loadu_si128((const __m128i *)(const void *)(allowed + i));
+        else
+            memcpy(&bytes, allowed + i, n - i);
+        const int word = _mm_movemask_epi8(_mm_cmpgt_epi8(bytes, _mm_setzero_si128()));
+        bits[i / 16] = (uint16_t)word;
+        count += (size_t)__builtin_popcount((unsigned)word);
     }
-    for (; i < n; i++) {
-        any |= allowed[i];
-        if (!allowed[i])
-            s[i] = -INFINITY;
+    return count;
+}
+
+TARGET static void row_mask(float *s, const uint16_t *bits, size_t n)
+{
+    const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    for (size_t i = 0; i < n; i += LANES) {
+        const __m256i word = _mm256_set1_epi32(bits[i / 16] >> i % 16);
+        const __m256i allowed = _mm256_cmpeq_epi32(_mm256_and_si256(word, bit), bit);
+        _mm256_storeu_ps(
+            s + i, _mm256_blendv_ps(_mm256_set1_ps(-INFINITY), _mm256_loadu_ps(s + i), _mm256_castsi256_ps(allowed)));
     }
-    return any != 0;
 }
 
 /* Twelve independent chains, for two units with a latency of up to six cycles. They have different initial values, so
@@ -481,6 +490,7 @@ bool attune__cpu_kernels_avx2(attune__cpu_kernels_f32 *kernels)
         .row_max = row_max,
         .row_exp = row_exp,
         .row_scale = row_scale,
+        .row_bits = row_bits,
         .row_mask = row_mask,
         .peak = peak,
         .peak_flops = 2 * 12 * LANES,

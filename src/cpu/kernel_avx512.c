@@ -114,6 +114,92 @@ TARGET static void multiply_add(float *c, size_t ldc, const float *a, size_t lda
     product(c, ldc, a, lda, m, k, b, panel_stride, panels, 1, true);
 }
 
+SPECIALISE const float *row_at(const void *rows, ptrdiff_t stride, const uint16_t *at, size_t c)
+{
+    return (const float *)(const void *)((const char *)rows + (ptrdiff_t)(at ? at[c] : c) * stride);
+}
+
+/* The lower half plus the upper half. */
+SPECIALISE __m256 halves(__m512 x)
+{
+    return _mm256_add_ps(_mm512_castps512_ps256(x), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(x), 1)));
+}
+
+/* The horizontal sums of four vectors. */
+SPECIALISE __m128 sums(__m512 a, __m512 b, __m512 c, __m512 d)
+{
+    const __m256 four = _mm256_hadd_ps(_mm256_hadd_ps(halves(a), halves(b)), _mm256_hadd_ps(halves(c), halves(d)));
+    return _mm_add_ps(_mm256_castps256_ps128(four), _mm256_extractf128_ps(four, 1));
+}
+
+/* The columns d to d + LANES of a row that has `columns`. */
+SPECIALISE __m512 columns_at(const float *row, size_t d, size_t columns)
+{
+    return d + LANES <= columns ? _mm512_loadu_ps(row + d) : _mm512_maskz_loadu_ps(0xff, row + d);
+}
+
+#define DOT_START(i)                                                                                                   \
+    __m512 dot##i = _mm512_setzero_ps();                                                                               \
+    const float *k##i = row_at(k, stride, at, c + (i) < count ? c + (i) : count - 1);
+#define DOT_STEP(i) dot##i = _mm512_fmadd_ps(x, columns_at(k##i, d, columns), dot##i);
+
+/* Eight rows of k with one row of q. */
+TARGET static void dots(float *s, size_t lds, const float *q, size_t ldq, size_t rows, const void *k, ptrdiff_t stride,
+                        const uint16_t *at, size_t count, size_t columns, float scale)
+{
+    for (size_t c = 0; c < count; c += 8)
+        for (size_t r = 0; r < rows; r++) {
+            /* Past the end the last row is read again, and the result dropped. */
+            ROWS_8(DOT_START)
+            for (size_t d = 0; d < columns; d += LANES) {
+                const __m512 x = columns_at(q + r * ldq, d, columns);
+                ROWS_8(DOT_STEP)
+            }
+            const __m256 eight =
+                _mm256_mul_ps(_mm256_insertf128_ps(_mm256_castps128_ps256(sums(dot0, dot1, dot2, dot3)),
+                                                   sums(dot4, dot5, dot6, dot7), 1),
+                              _mm256_set1_ps(scale));
+            const size_t left = count - c;
+            _mm512_mask_storeu_ps(s + r * lds + c, (__mmask16)(left < 8 ? (1u << left) - 1 : 0xff),
+                                  _mm512_castps256_ps512(eight));
+        }
+}
+
+#define AXPY_START(i) __m512 sum##i = _mm512_maskz_loadu_ps(mask##i, o + LANES * (i));
+#define AXPY_STEP(i)  sum##i = _mm512_fmadd_ps(x, _mm512_maskz_loadu_ps(mask##i, row + LANES * (i)), sum##i);
+#define AXPY_END(i)   _mm512_mask_storeu_ps(o + LANES * (i), mask##i, sum##i);
+#define AXPY_MASK(i)                                                                                                   \
+    const __mmask16 mask##i = (__mmask16)(columns >= LANES * ((i) + 1) ? 0xffff : columns > LANES * (i) ? 0xff : 0);
+
+/* One row of o, up to n vectors of it in registers. */
+#define AXPY(n)                                                                                                        \
+    SPECIALISE void axpy_##n(float *o, const float *p, const void *v, ptrdiff_t stride, const uint16_t *at,            \
+                             size_t count, size_t columns, size_t d)                                                   \
+    {                                                                                                                  \
+        ROWS_##n(AXPY_MASK) ROWS_##n(AXPY_START) for (size_t c = 0; c < count; c++)                                    \
+        {                                                                                                              \
+            const float *row = row_at(v, stride, at, c) + d;                                                           \
+            const __m512 x = _mm512_set1_ps(p[c]);                                                                     \
+            ROWS_##n(AXPY_STEP)                                                                                        \
+        }                                                                                                              \
+        ROWS_##n(AXPY_END)                                                                                             \
+    }
+AXPY(4)
+AXPY(8)
+
+TARGET static void axpys(float *o, size_t ldo, const float *p, size_t ldp, size_t rows, const void *v, ptrdiff_t stride,
+                         const uint16_t *at, size_t count, size_t columns)
+{
+    for (size_t r = 0; r < rows; r++)
+        for (size_t d = 0; d < columns; d += 8 * LANES) {
+            const size_t left = columns - d;
+            if (left > 4 * LANES)
+                axpy_8(o + r * ldo + d, p + r * ldp, v, stride, at, count, left, d);
+            else
+                axpy_4(o + r * ldo + d, p + r * ldp, v, stride, at, count, left, d);
+        }
+}
+
 TARGET static float row_max(const float *s, size_t n)
 {
     __m512 max = _mm512_set1_ps(-INFINITY);
@@ -155,6 +241,12 @@ TARGET static float row_exp(float *s, size_t n, float m)
     return _mm512_reduce_add_ps(sum);
 }
 
+TARGET static void row_mask(float *s, const uint16_t *bits, size_t n)
+{
+    for (size_t i = 0; i < n; i += LANES)
+        _mm512_mask_storeu_ps(s + i, (__mmask16)~bits[i / LANES], _mm512_set1_ps(-INFINITY));
+}
+
 #define PEAK_START(r) __m512 sum##r##_0 = _mm512_set1_ps((r)), sum##r##_1 = _mm512_set1_ps((r) + 0.5f);
 #define PEAK_STEP(r)                                                                                                   \
     sum##r##_0 = _mm512_fmadd_ps(sum##r##_0, x, y);                                                                    \
@@ -181,8 +273,11 @@ bool attune__cpu_kernels_avx512(attune__cpu_kernels_f32 *kernels)
     kernels->lanes = LANES;
     kernels->multiply = multiply;
     kernels->multiply_add = multiply_add;
+    kernels->dots = dots;
+    kernels->axpys = axpys;
     kernels->row_max = row_max;
     kernels->row_exp = row_exp;
+    kernels->row_mask = row_mask;
     kernels->peak = peak;
     kernels->peak_flops = 2 * 12 * LANES;
     return true;

@@ -151,10 +151,10 @@ static void multiply_add(REAL *c, size_t ldc, const REAL *a, size_t lda, size_t 
 }
 
 static void dots(REAL *s, size_t lds, const REAL *q, size_t ldq, size_t rows, const void *k, ptrdiff_t stride,
-                 size_t count, size_t columns, REAL scale)
+                 const uint16_t *at, size_t count, size_t columns, REAL scale)
 {
-    const char *row = k;
-    for (size_t c = 0; c < count; c++, row += stride)
+    for (size_t c = 0; c < count; c++) {
+        const char *row = (const char *)k + (ptrdiff_t)(at ? at[c] : c) * stride;
         for (size_t r = 0; r < rows; r++) {
             REAL sum[8] = {0};
             for (size_t d = 0; d < columns; d += 8)
@@ -163,16 +163,18 @@ static void dots(REAL *s, size_t lds, const REAL *q, size_t ldq, size_t rows, co
             s[r * lds + c] =
                 scale * (((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7])));
         }
+    }
 }
 
 static void axpys(REAL *o, size_t ldo, const REAL *p, size_t ldp, size_t rows, const void *v, ptrdiff_t stride,
-                  size_t count, size_t columns)
+                  const uint16_t *at, size_t count, size_t columns)
 {
-    const char *row = v;
-    for (size_t c = 0; c < count; c++, row += stride)
+    for (size_t c = 0; c < count; c++) {
+        const char *row = (const char *)v + (ptrdiff_t)(at ? at[c] : c) * stride;
         for (size_t r = 0; r < rows; r++)
             for (size_t d = 0; d < columns; d++)
                 o[r * ldo + d] += p[r * ldp + c] * load(row, REAL_DTYPE, d);
+    }
 }
 
 static REAL row_max(const REAL *s, size_t n)
@@ -209,14 +211,24 @@ static void row_scale(REAL *o, size_t n, REAL factor)
         o[i] *= factor;
 }
 
-static bool row_mask(REAL *s, const uint8_t *allowed, size_t n)
+static size_t row_bits(uint16_t *bits, const uint8_t *allowed, size_t n)
 {
-    uint8_t any = 0;
-    for (size_t i = 0; i < n; i++) {
-        s[i] = allowed[i] ? s[i] : -(REAL)INFINITY;
-        any |= allowed[i];
+    size_t count = 0;
+    for (size_t i = 0; i < n; i += PANEL) {
+        uint32_t word = 0;
+        for (size_t j = 0; j < PANEL && i + j < n; j++)
+            word |= (uint32_t)allowed[i + j] << j;
+        bits[i / PANEL] = (uint16_t)word;
+        count += (size_t)__builtin_popcount(word);
     }
-    return any != 0;
+    return count;
+}
+
+static void row_mask(REAL *s, const uint16_t *bits, size_t n)
+{
+    for (size_t i = 0; i < n; i += PANEL)
+        for (size_t j = 0; j < PANEL; j++)
+            s[i + j] = bits[i / PANEL] >> j & 1 ? s[i + j] : -(REAL)INFINITY;
 }
 
 static REAL peak(size_t rounds)
@@ -258,6 +270,7 @@ void NAME(cpu_kernels_generic)(NAME(cpu_kernels) * kernels)
         .row_max = row_max,
         .row_exp = row_exp,
         .row_scale = row_scale,
+        .row_bits = row_bits,
         .row_mask = row_mask,
         .peak = peak,
         .peak_flops = 2 * 8 * LANES,

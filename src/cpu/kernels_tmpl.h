@@ -33,19 +33,22 @@ typedef struct NAME(cpu_kernels) {
                          size_t panel_stride, size_t panels);
 
     /* The same products for few rows, where packing would cost more than it saves: b is rows of REAL in place.
-     * s[r][c] = scale * dot(q[r], k[c]) for c < count; columns is a multiple of 8. */
+     * s[r][c] = scale * dot(q[r], k[at[c]]) for c < count; columns is a multiple of 8. at NULL = 0, 1, ... */
     void (*dots)(REAL *s, size_t lds, const REAL *q, size_t ldq, size_t rows, const void *k, ptrdiff_t stride,
-                 size_t count, size_t columns, REAL scale);
-    /* o[r] += sum of p[r][c] v[c] over c < count; columns is a multiple of 8. */
+                 const uint16_t *at, size_t count, size_t columns, REAL scale);
+    /* o[r] += sum of p[r][c] v[at[c]] over c < count; columns is a multiple of 8. */
     void (*axpys)(REAL *o, size_t ldo, const REAL *p, size_t ldp, size_t rows, const void *v, ptrdiff_t stride,
-                  size_t count, size_t columns);
+                  const uint16_t *at, size_t count, size_t columns);
 
     /* Rows of scores: n is a multiple of 16. */
     REAL (*row_max)(const REAL *s, size_t n);          /* -inf if all are NaN: the sum is then NaN */
     REAL (*row_exp)(REAL *s, size_t n, REAL m);        /* s = exp(s - m), which must be <= 0 or NaN; returns the sum */
     void (*row_scale)(REAL *o, size_t n, REAL factor); /* n is a multiple of 8 */
-    /* s = -inf where allowed is 0; returns whether any is not. Any n. */
-    bool (*row_mask)(REAL *s, const uint8_t *allowed, size_t n);
+    /* bits = allowed, which is 0 or 1, in words of 16 columns; zeros up to a whole word. Returns their number. Any n.
+     */
+    size_t (*row_bits)(uint16_t *bits, const uint8_t *allowed, size_t n);
+    /* s = -inf where the bit is 0. */
+    void (*row_mask)(REAL *s, const uint16_t *bits, size_t n);
 
     /* Runs `rounds` rounds of peak_flops independent operations each; returns a value so that they are not removed. */
     REAL (*peak)(size_t rounds);

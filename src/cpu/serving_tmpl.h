@@ -30,6 +30,7 @@ static state state_from(const state *st, size_t row)
     from.q += row * st->ldq;
     from.s += row * st->lds;
     from.o += row * st->ldo;
+    from.bits += row * st->ldb;
     from.m += row;
     from.l += row;
     from.valid += row;

@@ -24,6 +24,13 @@ uint64_t attune__cpu_scratch_size(uint32_t block_m, uint32_t block_n, uint32_t h
            array(n, 1);
 }
 
+/* The allowed pairs of a tile: a bit each, and the columns of a row. */
+static uint64_t pairs_bytes(uint32_t block_m, uint32_t block_n)
+{
+    const uint64_t n = attune__round_up(block_n, 16);
+    return array(block_m * (n / 16), 2) + array(n, 2);
+}
+
 uint64_t attune__cpu_thread_size(const attune__shape *shape, uint32_t block_m, uint32_t block_n)
 {
     uint64_t scratch =
@@ -34,7 +41,8 @@ uint64_t attune__cpu_thread_size(const attune__shape *shape, uint32_t block_m, u
         scratch += attune__round_up64(shape->bounds_scratch, 64) + array(n * widest, t) + array(n, 1) +
                    attune__cpu_part_size(shape, block_m);
     }
-    return attune__round_up64(scratch + attune__round_up64(shape->expr_scratch, 64), 256);
+    return attune__round_up64(scratch + attune__round_up64(shape->expr_scratch, 64) + pairs_bytes(block_m, block_n),
+                              256);
 }
 
 uint64_t attune__cpu_schedule_size(const attune__shape *shape)

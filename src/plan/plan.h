@@ -107,12 +107,13 @@ attune__vulkan_workspace attune__vulkan_backward_workspace(const attune__shape *
  *
  *     T q[M][D]   T k[N][D]   T v[N][Dv]   T s[M][N]   T o[M][Dv]   T state[3][M] (m, l, alpha)   uint8_t allowed[N]
  *
- * With shape->tokens, a thread also has T stage[N][max(D, Dv)], uint8_t absent[N] and the sum of parts, T o[M][Dv] and
+ * A thread has uint16_t at[N] and uint16_t bits[M][N / 16] behind it, for the allowed pairs of a partial tile. With
+ * shape->tokens, it also has T stage[N][max(D, Dv)], uint8_t absent[N] and the sum of parts, T o[M][Dv] and
  * T state[3][M], after the scratch of expressions and shape->bounds_scratch, and the workspace begins with
  * attune__cpu_schedule_size bytes and attune__cpu_parts times attune__cpu_part_size.
  *
  * The workspace of a plan is attune__split_size(shape, split_kv, sizeof T), then compute_units times
- * attune__cpu_thread_size: the scratch, then shape->expr_scratch, rounded up to a multiple of 256. Its arrays begin at
+ * attune__cpu_thread_size: these, then shape->expr_scratch, rounded up to a multiple of 256. Its arrays begin at
  * a multiple of ATTUNE__CPU_ALIGNMENT, in forward and backward, for the widest vector and the expressions' scratch. The
  * caller's memory need not be aligned, so that a plan's bytes include the padding.
  */

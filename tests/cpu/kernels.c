@@ -129,13 +129,17 @@ Test(kernels, products_in_place)
         const size_t ldk = columns + between(0, 24);
         const ptrdiff_t stride = (ptrdiff_t)(ldk * sizeof(float));
         const float scale = uniform();
+        uint16_t list[64];
+        const uint16_t *const at = round & 1 ? list : NULL;
+        for (size_t c = 0; c < 64; c++)
+            list[c] = (uint16_t)(round & 1 ? between(0, 63) : c);
         fill(q, 16 * 256);
         fill(k, 64 * 280);
         fill(p, 16 * 64);
         for (uint32_t t = 0; t < table_count; t++) {
             for (size_t i = 0; i < 16 * 64; i++)
                 s[i] = CANARY;
-            tables[t].dots(s, 64, q, 256, rows, k, stride, count, columns, scale);
+            tables[t].dots(s, 64, q, 256, rows, k, stride, at, count, columns, scale);
             for (size_t r = 0; r < 16; r++)
                 for (size_t c = 0; c < 64; c++) {
                     if (r >= rows || c >= count) {
@@ -144,15 +148,15 @@ Test(kernels, products_in_place)
                     }
                     double sum = 0, magnitude = 0;
                     for (size_t d = 0; d < columns; d++) {
-                        sum += (double)q[r * 256 + d] * (double)k[c * ldk + d];
-                        magnitude += fabs((double)q[r * 256 + d] * (double)k[c * ldk + d]);
+                        sum += (double)q[r * 256 + d] * (double)k[list[c] * ldk + d];
+                        magnitude += fabs((double)q[r * 256 + d] * (double)k[list[c] * ldk + d]);
                     }
                     cr_assert_leq(fabs((double)s[r * 64 + c] - sum * (double)scale),
                                   bound(columns) * magnitude * fabs((double)scale), "%s", tables[t].name);
                 }
             for (size_t i = 0; i < 16 * 256; i++)
                 o[i] = CANARY;
-            tables[t].axpys(o, 256, p, 64, rows, k, stride, count, columns);
+            tables[t].axpys(o, 256, p, 64, rows, k, stride, at, count, columns);
             for (size_t r = 0; r < 16; r++)
                 for (size_t d = 0; d < 256; d++) {
                     if (r >= rows || d >= columns) {
@@ -161,8 +165,8 @@ Test(kernels, products_in_place)
                     }
                     double sum = (double)CANARY, magnitude = sum;
                     for (size_t c = 0; c < count; c++) {
-                        sum += (double)p[r * 64 + c] * (double)k[c * ldk + d];
-                        magnitude += fabs((double)p[r * 64 + c] * (double)k[c * ldk + d]);
+                        sum += (double)p[r * 64 + c] * (double)k[list[c] * ldk + d];
+                        magnitude += fabs((double)p[r * 64 + c] * (double)k[list[c] * ldk + d]);
                     }
                     cr_assert_leq(fabs((double)o[r * 256 + d] - sum), bound(count) * magnitude, "%s", tables[t].name);
                 }
@@ -350,7 +354,7 @@ Test(kernels, rows)
         float original[256];
         for (size_t i = 0; i < 256; i++) {
             original[i] = next() % 50 ? uniform() * 10 : next() & 1 ? NAN : -INFINITY;
-            allowed[i] = (uint8_t)(next() % 4 == 0 && i >= any ? between(1, 255) : 0);
+            allowed[i] = next() % 4 == 0 && i >= any;
         }
         float max = -INFINITY;
         for (size_t i = 0; i < n; i++)
@@ -359,13 +363,20 @@ Test(kernels, rows)
             cr_assert_eq(tables[t].row_max(original, n), max, "%s", tables[t].name);
 
             memcpy(s, original, sizeof s);
-            const size_t count = between(1, 256);
-            bool found = false;
+            const size_t count = between(1, 256), padded = (count + 15) / 16 * 16;
+            uint16_t bits[17];
+            size_t found = 0;
+            memset(bits, 0x5a, sizeof bits);
             for (size_t i = 0; i < count; i++)
-                found |= allowed[i] != 0;
-            cr_assert_eq(tables[t].row_mask(s, allowed, count), found, "%s", tables[t].name);
+                found += allowed[i];
+            cr_assert_eq(tables[t].row_bits(bits, allowed, count), found, "%s", tables[t].name);
+            for (size_t i = 0; i < padded; i++)
+                cr_assert_eq(bits[i / 16] >> i % 16 & 1, i < count ? allowed[i] : 0, "%s", tables[t].name);
+            cr_assert_eq(bits[padded / 16], 0x5a5a, "%s wrote outside", tables[t].name);
+            tables[t].row_mask(s, bits, padded);
             for (size_t i = 0; i < 256; i++)
-                cr_assert(same(s[i], i < count && !allowed[i] ? -INFINITY : original[i]), "%s", tables[t].name);
+                cr_assert(same(s[i], i < padded && (i >= count || !allowed[i]) ? -INFINITY : original[i]), "%s",
+                          tables[t].name);
 
             memcpy(o, original, sizeof o);
             tables[t].row_scale(o, n, 0.7f);

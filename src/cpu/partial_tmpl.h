@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Partial tiles of which the mask leaves little. The mask is evaluated first. Where few pairs are allowed, each is
+ * computed by itself, from rows of k and v in place; else the products skip the cells, of CELL_ROWS rows and a panel of
+ * columns, that have no allowed pair. Included by forward_tmpl.h.
+ */
+
+#define CELL_ROWS 8
+/* A pair by itself costs about as much as this many in a product. */
+#define PAIR_COST 6
+/* Fewer pairs take no time in either way: they are summed in the order of whole tiles. */
+#define LEAST_PAIRS 16
+/* ATTUNE__PANEL columns each, of the largest tile. */
+#define MOST_SPANS 32
+
+static size_t rows_of_cells(const item *it, size_t r)
+{
+    return it->rows - r < CELL_ROWS ? it->rows - r : CELL_ROWS;
+}
+
+/* The spans of columns that some of `rows` rows from r on allows. */
+static size_t spans_of(const state *st, size_t r, size_t rows, const attune__kv_tile *tile, span *spans)
+{
+    const size_t words = attune__cpu_pad(tile->count) / ATTUNE__PANEL;
+    size_t count = 0;
+    for (size_t w = 0; w < words; w++) {
+        uint16_t any = 0;
+        for (size_t i = 0; i < rows; i++)
+            any |= st->bits[(r + i) * st->ldb + w];
+        if (!any)
+            continue;
+        if (!count || spans[count - 1].end != w * ATTUNE__PANEL)
+            spans[count++].first = w * ATTUNE__PANEL;
+        spans[count - 1].end = (w + 1) * ATTUNE__PANEL;
+    }
+    return count;
+}
+
+/* The rows of k, or v, of a tile in REAL. */
+static source whole_rows(const attune__cpu_run *run, const attune__kv_tile *tile, source from, REAL *to, size_t columns)
+{
+    if (from.dtype == REAL_DTYPE)
+        return from;
+    run->device->KERNELS.load_rows(to, columns, from.rows, from.stride, from.dtype, tile->count, columns, 1);
+    return (source){(const char *)to, (ptrdiff_t)(columns * sizeof(REAL)), REAL_DTYPE};
+}
+
+static size_t columns_of(const state *st, size_t r, const attune__kv_tile *tile)
+{
+    size_t count = 0;
+    for (size_t w = 0; w * ATTUNE__PANEL < tile->count; w++)
+        for (uint32_t word = st->bits[r * st->ldb + w]; word; word &= word - 1)
+            st->at[count++] = (uint16_t)(w * ATTUNE__PANEL + (size_t)__builtin_ctz(word));
+    return count;
+}
+
+/* The score expression for columns that are not adjacent: it is evaluated for all columns. */
+static void modify_pairs(const attune__cpu_run *run, const item *it, const state *st, size_t r,
+                         const attune__kv_tile *tile, REAL *s, size_t count)
+{
+    REAL *wide = st->s + st->lds;
+    const attune__row row = variables(it, r);
+    memset(wide, 0, tile->count * sizeof *wide);
+    for (size_t i = 0; i < count; i++)
+        wide[st->at[i]] = s[i];
+    SCORE_ROW(run->device, run->program->score, &run->score, &row, (int32_t)tile->kv0, tile->count, st->expr, wide);
+    for (size_t i = 0; i < count; i++)
+        s[i] = wide[st->at[i]];
+}
+
+static void attend_pairs(const attune__cpu_run *run, const item *it, const state *st, const attune__kv_tile *tile,
+                         source k, source v)
+{
+    const NAME(cpu_kernels) *kernels = &run->device->KERNELS;
+    const size_t d = run->program->shape.head_dim, dv = run->program->shape.head_dim_v;
+    const REAL scale = run->program->choice.prescale_qk ? 1 : (REAL)run->call->scale;
+    k = whole_rows(run, tile, k, st->k, d);
+    v = whole_rows(run, tile, v, st->v, dv);
+    for (size_t r = 0; r < it->rows; r++) {
+        const size_t count = columns_of(st, r, tile);
+        const span all = {0, attune__cpu_pad(count)};
+        REAL *s = st->s;
+        if (!count)
+            continue;
+        kernels->dots(s, st->lds, st->q + r * st->ldq, st->ldq, 1, k.rows, k.stride, st->at, count, d, scale);
+        if (run->program->score)
+            modify_pairs(run, it, st, r, tile, s, count);
+        for (size_t c = count; c < all.end; c++)
+            s[c] = -(REAL)INFINITY;
+        softmax_row(run, st, r, s, &all, 1);
+        kernels->axpys(st->o + r * st->ldo, st->ldo, s, st->lds, 1, v.rows, v.stride, st->at, count, dv);
+    }
+}
+
+static size_t span_rows(span c, const attune__kv_tile *tile)
+{
+    return (c.end < tile->count ? c.end : tile->count) - c.first;
+}
+
+static void attend_cells(const attune__cpu_run *run, const item *it, const state *st, const attune__kv_tile *tile,
+                         source k, source v)
+{
+    const NAME(cpu_kernels) *kernels = &run->device->KERNELS;
+    const size_t d = run->program->shape.head_dim, dv = run->program->shape.head_dim_v;
+    const size_t panel_stride = ATTUNE__PANEL * attune__cpu_pad(run->block_n);
+    const REAL scale = run->program->choice.prescale_qk ? 1 : (REAL)run->call->scale;
+    span spans[MOST_SPANS];
+    bool finite = true;
+    size_t count = spans_of(st, 0, it->rows, tile, spans);
+    for (size_t i = 0; i < count; i++) {
+        const size_t c = spans[i].first, n = span_rows(spans[i], tile);
+        kernels->pack_k(st->k + c * d, k.rows + (ptrdiff_t)c * k.stride, k.stride, k.dtype, n, d);
+        finite &= kernels->pack_v(st->v + c * ATTUNE__PANEL, panel_stride, v.rows + (ptrdiff_t)c * v.stride, v.stride,
+                                  v.dtype, n, dv);
+    }
+    for (size_t r0 = 0; r0 < it->rows; r0 += CELL_ROWS) {
+        const size_t rows = rows_of_cells(it, r0);
+        count = spans_of(st, r0, rows, tile, spans);
+        for (size_t i = 0; i < count; i++) {
+            const size_t c = spans[i].first;
+            kernels->multiply(st->s + r0 * st->lds + c, st->lds, st->q + r0 * st->ldq, st->ldq, rows, d, st->k + c * d,
+                              ATTUNE__PANEL * d, (spans[i].end - c) / ATTUNE__PANEL, scale);
+            for (size_t r = r0; r < r0 + rows; r++)
+                modify_row(run, it, st, r, tile, (span){c, c + span_rows(spans[i], tile)});
+        }
+        for (size_t r = r0; r < r0 + rows; r++)
+            softmax_row(run, st, r, st->s + r * st->lds, spans, count);
+        for (size_t i = 0; i < count && finite; i++) {
+            const size_t c = spans[i].first;
+            kernels->multiply_add(st->o + r0 * st->ldo, st->ldo, st->s + r0 * st->lds + c, st->lds, rows,
+                                  span_rows(spans[i], tile), st->v + c * ATTUNE__PANEL, panel_stride,
+                                  st->ldo / ATTUNE__PANEL);
+        }
+    }
+    if (!finite)
+        accumulate_allowed(it, st, tile, panel_stride);
+}
+
+/* With fewer rows, what they share costs more than it saves. */
+#define SHARING_ROWS 4
+
+/* Evaluates the mask of a tile, and returns the number of allowed pairs. */
+static size_t allow_tile(const attune__cpu_run *run, const item *it, const state *st, const attune__kv_tile *tile)
+{
+    const attune_mask *mask = run->call->mask;
+    const attune__bindings bindings = {mask->captures, mask->parameters};
+    size_t pairs = 0;
+    for (size_t r = 0; r < it->rows; r++) {
+        const size_t q = r % it->queries, first = q / ATTUNE__TILE_ROWS * ATTUNE__TILE_ROWS;
+        size_t allowed;
+        if (it->queries < SHARING_ROWS) {
+            allowed = allow(run, it, st, r, tile);
+        } else {
+            if (q == first) {
+                const size_t left = it->queries - q;
+                const attune__row row = attune__mask_row(mask, it->b, row_head(it, r), row_query(it, r));
+                attune__expr_tile_begin(mask->expr, &bindings, &row,
+                                        left < ATTUNE__TILE_ROWS ? (uint32_t)left : ATTUNE__TILE_ROWS,
+                                        (int32_t)tile->kv0, tile->count, st->expr);
+            }
+            attune__expr_tile_row(mask->expr, &bindings, (uint32_t)(q - first), st->expr, st->allowed);
+            allowed = run->device->KERNELS.row_bits(st->bits + r * st->ldb, st->allowed, tile->count);
+        }
+        if (allowed)
+            st->valid[r] = 1;
+        pairs += allowed;
+    }
+    return pairs;
+}
+
+/* Evaluates the mask of a tile. Returns true if that, or one of the functions above, was all that there is to do. */
+static bool attend_part(const attune__cpu_run *run, const item *it, const state *st, const attune__kv_tile *tile,
+                        source k, source v)
+{
+    const size_t columns = attune__cpu_pad(tile->count);
+    const size_t pairs = allow_tile(run, it, st, tile);
+    size_t cells = 0;
+    span spans[MOST_SPANS];
+    if (!pairs)
+        return true;
+    if (it->rows <= DIRECT_ROWS)
+        return false;
+    for (size_t r = 0; r < it->rows; r += CELL_ROWS) {
+        const size_t rows = rows_of_cells(it, r), count = spans_of(st, r, rows, tile, spans);
+        for (size_t i = 0; i < count; i++)
+            cells += rows * (spans[i].end - spans[i].first);
+    }
+    if (pairs >= LEAST_PAIRS && pairs * PAIR_COST < cells)
+        attend_pairs(run, it, st, tile, k, v);
+    else if (cells < it->rows * columns)
+        attend_cells(run, it, st, tile, k, v);
+    else
+        return false;
+    return true;
+}
