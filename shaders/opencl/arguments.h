@@ -32,6 +32,7 @@
 #define ATTUNE_OPENCL_HAS_LSE     512u
 #define ATTUNE_OPENCL_HAS_ROW_MAX 1024u
 #define ATTUNE_OPENCL_HAS_D_LSE   2048u
+#define ATTUNE_OPENCL_HAS_SINKS   4096u
 
 /* Rows of a workgroup of backward_delta.cl, and its work-items; elements of one of backward_sums.cl. */
 #define ATTUNE_OPENCL_DELTA_ROWS    8u
@@ -53,6 +54,9 @@ typedef struct attune_opencl_arguments {
     /* Offsets in the workspace: the table of the score expression; of splits O, and row maximum and sum; in backward an
      * f32 [batch][heads][q_len]. */
     ATTUNE_LONG score_table, partials, partials_ml, delta;
+    /* The logit of each head that is in the denominator alone. In a call over a cache: the attune_opencl_serving in the
+     * workspace. */
+    ATTUNE_LONG sinks, sinks_h, serving;
     ATTUNE_UINT batch, kv_batch, heads, kv_heads, q_len, kv_len;
     ATTUNE_UINT splits;
     ATTUNE_UINT mask_rows_b, mask_rows_h; /* rows of blocks from one batch or head to the next; 0 = broadcast */
@@ -100,5 +104,33 @@ typedef struct attune_opencl_table {
     ATTUNE_INT parameters[ATTUNE_OPENCL_SYMBOLS];
     attune_opencl_capture captures[ATTUNE_OPENCL_SYMBOLS];
 } attune_opencl_table;
+
+/* Arrays of a cache and a batch that a call may leave out. */
+#define ATTUNE_OPENCL_HAS_Q_START     1u
+#define ATTUNE_OPENCL_HAS_KV_FIRST    2u
+#define ATTUNE_OPENCL_HAS_COUNT       4u
+#define ATTUNE_OPENCL_HAS_PAGES       8u
+#define ATTUNE_OPENCL_HAS_PAGES_START 16u
+#define ATTUNE_OPENCL_HAS_TREE        32u
+#define ATTUNE_OPENCL_HAS_K_SCALE     64u
+#define ATTUNE_OPENCL_HAS_V_SCALE     128u
+
+/* A tensor of i32 or f32. */
+typedef struct attune_opencl_array {
+    ATTUNE_LONG offset, stride[3];
+} attune_opencl_array;
+
+/* The cache and the batch of a call of a plan with problem.tokens. */
+typedef struct attune_opencl_serving {
+    attune_opencl_array q_start, kv_len, kv_first, count; /* [batch + 1], [batch], [batch], [1] */
+    attune_opencl_array pages, pages_start;               /* [batch][entries], or [entries] with pages_start */
+    attune_opencl_array tree;                             /* [batch of q][rows][words] */
+    attune_opencl_array k_scale, v_scale;                 /* [pages][kv_heads][page] */
+    ATTUNE_UINT tokens;                                   /* rows of q, if it is packed */
+    ATTUNE_UINT pool, page;                               /* pages, and keys of a page */
+    ATTUNE_UINT entries;                                  /* of the block table: of a row, or of the list */
+    ATTUNE_UINT tree_words, has;
+    attune_opencl_table mask, score;
+} attune_opencl_serving;
 
 #endif

@@ -5,7 +5,8 @@
  * of a vector (WIDTH 16 in a workgroup of one item), or a driver's across the items of a workgroup (WIDTH 1). Every
  * element of an inner row then is one load for all lanes, and no lane reads another's. There are no barriers.
  *
- * A program defines TYPE, BLOCK_N, THREADS and the constants of layout_lanes.h.
+ * A program defines TYPE, BLOCK_N, THREADS and the constants of layout_lanes.h; with SERVING the kernel stages the
+ * inner rows itself, and there may be several items without shuffles.
  */
 #ifndef ATTUNE_LANES_H
 #define ATTUNE_LANES_H
@@ -76,6 +77,11 @@ ATTUNE_FUNCTION float8 load8(__global const uchar *at)
 #define INNER_ROW(n)     (tile + (n)*size)
 #define ELEMENT(from, c) ((from)[c])
 #define AT(from, c)      ((from) + (c))
+#endif
+#ifdef SERVING
+#define STAGE(plane, stride, size)
+#define INNER_PARAMETERS __local const float *tile, uint size
+#elif STAGED
 ATTUNE_FUNCTION void stage(__local float *tile, __global const uchar *plane, long stride, uint row0, uint len,
                            uint size)
 {
@@ -93,7 +99,9 @@ ATTUNE_FUNCTION void stage(__local float *tile, __global const uchar *plane, lon
 #define ELEMENT(from, c) load_element(TYPE, AT(from, c))
 #define STAGE(plane, stride, size)
 #endif
+#ifndef SERVING
 #define INNER_PARAMETERS __local float *tile, __global const uchar *plane, long stride, uint row0, uint len, uint size
+#endif
 
 /* CHUNK elements of an inner row that follow one another: with SHUFFLES one in each lane, else where they are. */
 #if SHUFFLES
@@ -170,6 +178,7 @@ ATTUNE_FUNCTION void multiply_weights(rows *restrict to, const rows *restrict we
     }
 }
 
+#ifndef SERVING
 /* Whether an inner tile has NaN or infinity, the same for all items: each reads some rows. */
 ATTUNE_FUNCTION int has_non_finite(__global const uchar *plane, long stride, uint row0, uint len, uint size)
 {
@@ -202,5 +211,6 @@ ATTUNE_FUNCTION void multiply_weights_slow(rows *restrict to, const rows *restri
             to[c * VECTORS + i] = sum;
         }
 }
+#endif
 
 #endif

@@ -5,6 +5,7 @@
 #define ATTUNE_LAYOUT_H
 
 #define vec4                            float4
+#define uvec2                           uint2
 #define CONSTANT(id, type, name, value) /* src/opencl/program.c defines it */
 #define SHARED(type, name, count)       __local type name[count];
 #define OF(name)                        name

@@ -14,7 +14,7 @@ ATTUNE_FUNCTION uint partial_index(const attune_opencl_arguments *args, const ti
 }
 
 /* LSE and row maximum where the call requests them, or the row maximum and sum of a split. Weights are relative to m,
- * and l is their sum; split_l is the sum relative to largest. */
+ * and l is their sum, with the sink; split_l is the sum without it, relative to largest. */
 ATTUNE_FUNCTION void store_row_state(const attune_opencl_arguments *args, const tile_coord *coord,
                                      __global uchar *workspace, __global uchar *lse, __global uchar *row_max, uint h,
                                      uint q, float m, float l, float largest, float split_l)
@@ -28,7 +28,7 @@ ATTUNE_FUNCTION void store_row_state(const attune_opencl_arguments *args, const 
     if (args->flags & ATTUNE_OPENCL_HAS_LSE)
         *row_at(lse, &args->lse, coord->b, h, q) = lse_of(m, l);
     if (args->flags & ATTUNE_OPENCL_HAS_ROW_MAX)
-        *row_at(row_max, &args->row_max, coord->b, h, q) = row_max_of(largest, l);
+        *row_at(row_max, &args->row_max, coord->b, h, q) = row_max_of(largest, split_l);
 }
 
 /* Four columns of a row of O, or of a split's partial result. */

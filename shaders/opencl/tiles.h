@@ -12,8 +12,8 @@
 #define ATTUNE_KERNEL_PARAMETERS                                                                                       \
     const attune_opencl_arguments args, __global const uchar *restrict q, __global const uchar *restrict k,            \
         __global const uchar *restrict v, __global uchar *restrict o, __global uchar *restrict lse,                    \
-        __global uchar *restrict row_max, __global uchar *restrict workspace, __global const uchar *restrict mask,     \
-        __global const uchar *restrict mask_data
+        __global uchar *restrict row_max, __global const uchar *restrict sinks, __global uchar *restrict workspace,    \
+        __global const uchar *restrict mask, __global const uchar *restrict mask_data
 
 /* Below every score: a row that has seen no pair. Times LOG2E it is finite too: a driver may take (x - m) * LOG2E for
  * x * LOG2E - m * LOG2E. */
@@ -49,6 +49,18 @@ ATTUNE_FUNCTION long plane_of(const attune_opencl_tensor *t, uint b, uint h)
 ATTUNE_FUNCTION __global float *row_at(__global uchar *memory, const attune_opencl_tensor *t, uint b, uint h, uint q)
 {
     return (__global float *)(memory + plane_of(t, b, h) + (long)q * t->stride_row);
+}
+
+/* The sink of a head, a logit in the denominator alone. m becomes the larger of both; O and sums relative to the old m
+ * are multiplied by x, and y is the sink's own weight. */
+ATTUNE_FUNCTION float2 add_sink(const attune_opencl_arguments *args, __global const uchar *sinks, uint h, float *m)
+{
+    if (!(args->flags & ATTUNE_OPENCL_HAS_SINKS))
+        return (float2)(1.0f, 0.0f);
+    const float sink = *(__global const float *)(sinks + args->sinks + (long)h * args->sinks_h) / UNIT;
+    const float old = *m, top = fmax(old, sink);
+    *m = top;
+    return (float2)(exp2((old - top) * TO_LOG2), exp2((sink - top) * TO_LOG2));
 }
 
 /* Rows are queries of one head, or with PACKED of several heads that share keys. */

@@ -48,6 +48,11 @@ void attune__opencl_arguments_describe(const attune__forward *call, uint64_t o_a
     a->o = attune__opencl_tensor_describe(&call->o, o_alignment, ATTUNE_OPENCL_ALIGNED_O, &a->flags);
     a->lse = attune__opencl_tensor_describe(&call->lse, 1, ATTUNE_OPENCL_HAS_LSE, &a->flags);
     a->row_max = attune__opencl_tensor_describe(&call->row_max, 1, ATTUNE_OPENCL_HAS_ROW_MAX, &a->flags);
+    if (call->sinks.buffer) {
+        a->sinks = (int64_t)(attune__opencl_buffer_of(call->sinks.buffer)->offset + call->sinks.offset);
+        a->sinks_h = call->sinks.stride[0] * (int64_t)sizeof(float);
+        a->flags |= ATTUNE_OPENCL_HAS_SINKS;
+    }
     a->batch = (uint32_t)call->batch;
     a->kv_batch = (uint32_t)call->k.size[0];
     a->heads = (uint32_t)call->heads;
@@ -72,20 +77,20 @@ void attune__opencl_arguments_cut(const attune__partition *cut, attune_opencl_ar
     arguments->splits = cut->splits;
 }
 
-void attune__opencl_table_of_score(const attune__forward *call, const attune_expr *score, const int64_t *sums,
-                                   attune_opencl_table *table)
+void attune__opencl_table_of(const attune__forward *call, const attune_expr *expr, const attune_tensor *captures,
+                             const attune__value *parameters, const int64_t *sums, attune_opencl_table *table)
 {
     *table = (attune_opencl_table){
         .q_len = (int32_t)call->q_len,
         .kv_len = (int32_t)call->kv_len,
         .group = (int32_t)(call->heads / call->kv_heads),
     };
-    for (uint32_t i = 0; i < score->symbol_count; i++) {
-        if (score->symbols[i].kind != ATTUNE_SYMBOL_CAPTURE) {
-            table->parameters[i] = call->parameters[i].i;
+    for (uint32_t i = 0; i < expr->symbol_count; i++) {
+        if (expr->symbols[i].kind != ATTUNE_SYMBOL_CAPTURE) {
+            table->parameters[i] = parameters[i].i;
             continue;
         }
-        const attune_tensor *tensor = &call->captures[i];
+        const attune_tensor *tensor = &captures[i];
         const int64_t bytes = (int64_t)attune_dtype_size(tensor->dtype);
         attune_opencl_capture *capture = &table->captures[i];
         capture->offset = (int64_t)(attune__opencl_buffer_of(tensor->buffer)->offset + tensor->offset);
@@ -110,15 +115,16 @@ void attune__opencl_set_forward(attune__opencl_setter *setter, const attune_open
     attune__opencl_set_memory(setter, call->o.buffer);
     attune__opencl_set_memory(setter, call->lse.buffer);
     attune__opencl_set_memory(setter, call->row_max.buffer);
+    attune__opencl_set_memory(setter, call->sinks.buffer);
     attune__opencl_set_memory(setter, call->workspace);
     attune__opencl_set_memory(setter, mask ? mask->buffer : NULL);
     const attune__cl_memory data = mask ? mask->data : setter->device->nothing;
     attune__opencl_set(setter, sizeof data, &data); /* NOLINT(bugprone-sizeof-expression): a handle */
 }
 
-void attune__opencl_set_captures(attune__opencl_setter *setter, const attune__forward *call, const attune_expr *score)
+void attune__opencl_set_captures(attune__opencl_setter *setter, const attune_expr *expr, const attune_tensor *captures)
 {
-    for (uint32_t i = 0; score && i < score->symbol_count; i++)
-        if (score->symbols[i].kind == ATTUNE_SYMBOL_CAPTURE)
-            attune__opencl_set_memory(setter, call ? call->captures[i].buffer : NULL);
+    for (uint32_t i = 0; expr && i < expr->symbol_count; i++)
+        if (expr->symbols[i].kind == ATTUNE_SYMBOL_CAPTURE)
+            attune__opencl_set_memory(setter, captures ? captures[i].buffer : NULL);
 }

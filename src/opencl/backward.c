@@ -300,7 +300,7 @@ static void set_arguments(run *r, const pass *p, attune__opencl_setter *setter)
     attune__opencl_set_memory(setter, back->d_q.buffer);
     attune__opencl_set_memory(setter, back->d_k.buffer);
     attune__opencl_set_memory(setter, back->d_v.buffer);
-    attune__opencl_set_captures(setter, &back->forward, r->program->score);
+    attune__opencl_set_captures(setter, r->program->score, back->forward.captures);
 }
 
 /* Under the program's lock. */
@@ -335,7 +335,7 @@ attune_status attune__opencl_backward(const attune__program *program, attune_que
     attune__opencl_begin((attune__opencl_queue *)queue, &commands);
     if (mine->score) {
         attune_opencl_table table;
-        attune__opencl_table_of_score(forward, mine->score, r.sums_at, &table);
+        attune__opencl_table_of(forward, mine->score, forward->captures, forward->parameters, r.sums_at, &table);
         attune__opencl_table(&commands, attune__opencl_buffer_of(forward->workspace)->memory,
                              (uint64_t)r.arguments.score_table, &table, sizeof table);
     }

@@ -44,7 +44,7 @@ static void cut(run *r, bool decode)
         .q_len = call->q_len,
         .block_m = choice->block_m,
         .split_kv = choice->split_kv,
-        .decode = decode,
+        .decode = decode || call->serving, /* a tile has the rows of a group of heads */
         .mask_q_block = mask ? mask->q_block : 0,
         .one_list = !mask || mask->stored_heads == 1,
     });
@@ -71,6 +71,7 @@ static attune_status prepare(run *r, bool decode)
     const uint64_t base = workspace->offset + call->workspace_offset;
     a->partials = (int64_t)base;
     a->score_table = (int64_t)(base + attune__split_size(&r->program->shape, a->splits, sizeof(float)));
+    a->serving = a->score_table;
     if (a->splits > 1) {
         const uint64_t threads = r->program->combine.threads, groups = rows * (uint64_t)call->v.size[3] / 4;
         a->partials_ml =
@@ -96,7 +97,11 @@ static void launch_all(run *r, const attune__opencl_kernel *kernel, uint64_t cou
     attune__opencl_setter setter = {.device = device, .kernel = kernel->handle};
     r->arguments.first = 0;
     attune__opencl_set_forward(&setter, &r->arguments, r->call);
-    attune__opencl_set_captures(&setter, r->call, r->program->score);
+    if (r->call->serving) {
+        attune__opencl_serving_set(&setter, r->call->serving);
+        attune__opencl_set_captures(&setter, r->program->mask, r->call->serving->mask_captures);
+    }
+    attune__opencl_set_captures(&setter, r->program->score, r->call->captures);
     for (uint64_t first = 0; first < count; first += most) {
         if (first) {
             r->arguments.first = (uint32_t)first;
@@ -109,16 +114,34 @@ static void launch_all(run *r, const attune__opencl_kernel *kernel, uint64_t cou
     }
 }
 
+/* What the kernels read besides their arguments, to the workspace. */
+static void copy_tables(const run *r, attune__opencl_call *commands)
+{
+    const attune__opencl_program *program = r->program;
+    const attune__forward *call = r->call;
+    attune_opencl_serving serving;
+    attune_opencl_table table;
+    if (call->serving) {
+        attune__opencl_serving_describe(call, &serving);
+        if (program->mask)
+            attune__opencl_table_of(call, program->mask, call->serving->mask_captures, call->serving->mask_parameters,
+                                    NULL, &serving.mask);
+        if (program->score)
+            attune__opencl_table_of(call, program->score, call->captures, call->parameters, NULL, &serving.score);
+        attune__opencl_table(commands, attune__opencl_buffer_of(call->workspace)->memory,
+                             (uint64_t)r->arguments.serving, &serving, sizeof serving);
+    } else if (program->score) {
+        attune__opencl_table_of(call, program->score, call->captures, call->parameters, NULL, &table);
+        attune__opencl_table(commands, attune__opencl_buffer_of(call->workspace)->memory,
+                             (uint64_t)r->arguments.score_table, &table, sizeof table);
+    }
+}
+
 static void enqueue(run *r, attune__opencl_call *commands)
 {
     const attune__opencl_program *program = r->program;
     attune__opencl_device *device = attune__opencl_of(program->base.device);
-    if (program->score) {
-        attune_opencl_table table;
-        attune__opencl_table_of_score(r->call, program->score, NULL, &table);
-        attune__opencl_table(commands, attune__opencl_buffer_of(r->call->workspace)->memory,
-                             (uint64_t)r->arguments.score_table, &table, sizeof table);
-    }
+    copy_tables(r, commands);
     const uint64_t most = attune__opencl_launch_most(device, r->tiles, r->tile_flops);
     launch_all(r, forward_kernel(r), r->tiles, most, commands);
     if (r->combine)

@@ -10,7 +10,7 @@
  *     program.c   the kernels of a choice     arguments.c  what kernels read of a call
  *     launch.c    the hot call                backward.c   the backward pass
  *     merge.c     merges partial results      mask_update.c  masks computed from a tensor
- *     result.c    errors
+ *     serving.c   the cache of a call         result.c    errors
  *
  * Kernels get memory objects and 64-bit offsets. clSetKernelArg is not thread-safe for one kernel object: a program's
  * lock is held from the first argument to the launch.
@@ -27,7 +27,7 @@
 /* Events of a queue. A wait for a value that is older than all of them also waits for some later launches. */
 #define ATTUNE__OPENCL_EVENTS 64
 /* Bytes of what a call copies to the device. */
-#define ATTUNE__OPENCL_TABLE 2048
+#define ATTUNE__OPENCL_TABLE 3072
 
 typedef struct attune__opencl_queue {
     attune_queue base;
@@ -74,6 +74,25 @@ static inline const attune__opencl_buffer *attune__opencl_buffer_of(const attune
 static inline uint32_t attune__opencl_dtype_index(attune_dtype dtype)
 {
     return dtype == ATTUNE_F32 ? 0 : dtype == ATTUNE_F16 ? 1 : 2;
+}
+
+/* Of keys and values in a cache: shaders/opencl/quantised.h. */
+static inline uint32_t attune__opencl_key_type(attune_dtype dtype)
+{
+    switch (dtype) {
+    case ATTUNE_F8E4M3:
+        return 3;
+    case ATTUNE_F8E5M2:
+        return 4;
+    case ATTUNE_I8:
+        return 5;
+    case ATTUNE_Q8_0:
+        return 6;
+    case ATTUNE_Q4_0:
+        return 7;
+    default:
+        return attune__opencl_dtype_index(dtype);
+    }
 }
 
 /* ATTUNE_OK, or the status and message of a driver's error in `what`. Records the loss of the device. */

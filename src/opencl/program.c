@@ -14,13 +14,18 @@ static void add_common(const attune__program_desc *desc, bool aligned, attune__o
     const attune_plan_choice *c = desc->choice;
     attune__opencl_add_define(text, "HEAD_DIM", desc->shape->head_dim);
     attune__opencl_add_define(text, "HEAD_DIM_V", desc->shape->head_dim_v);
-    attune__opencl_add_define(text, "BLOCKS", desc->shape->block_mask);
+    attune__opencl_add_define(text, "BLOCKS", desc->shape->block_mask && !desc->shape->tokens);
     attune__opencl_add_define(text, "MASK", desc->mask != NULL);
     attune__opencl_add_define(text, "SCORE", desc->score != NULL);
     attune__opencl_add_define(text, "PRESCALE", c->prescale_qk);
     attune__opencl_add_define(text, "ALIGNED", aligned);
-    attune__opencl_add_define(text, "PACKED", c->decode);
-    attune__opencl_add_define(text, "TYPE", attune__opencl_dtype_index(desc->shape->k_dtype));
+    attune__opencl_add_define(text, "PACKED", c->decode || desc->shape->tokens);
+    if (desc->shape->tokens) {
+        attune__opencl_add_define(text, "K_TYPE", attune__opencl_key_type(desc->shape->k_dtype));
+        attune__opencl_add_define(text, "V_TYPE", attune__opencl_key_type(desc->shape->v_dtype));
+    } else {
+        attune__opencl_add_define(text, "TYPE", attune__opencl_dtype_index(desc->shape->k_dtype));
+    }
     attune__opencl_add_define(text, "Q_TYPE", attune__opencl_dtype_index(desc->shape->q_dtype));
     attune__opencl_add_define(text, "O_TYPE", attune__opencl_dtype_index(desc->shape->o_dtype));
 }
@@ -35,6 +40,7 @@ attune__opencl_text attune__opencl_text_begin(const attune__opencl_device *devic
         .gradient = desc->gradient,
         .host = device->base.info.limits.host,
         .fma = device->fma,
+        .serving = desc->shape->tokens != 0,
     };
     attune__opencl_add_define(&text, "THREADS", tile->threads);
     attune__opencl_add_define(&text, "BLOCK_M", tile->block_m);
@@ -50,8 +56,8 @@ static attune__opencl_text begin_text(const attune__opencl_device *device, const
     return attune__opencl_text_begin(device, desc, file, &tile, aligned);
 }
 
-attune_status attune__opencl_launch_empty(attune__opencl_device *device, attune__opencl_kernel *kernel, uint32_t more,
-                                          const attune_expr *score)
+/* The arguments that every kernel has, of a call with one tile, which has no rows. */
+static attune__opencl_setter set_nothing(const attune__opencl_device *device, const attune__opencl_kernel *kernel)
 {
     const attune_opencl_arguments arguments = {
         .kv_batch = 1,
@@ -70,9 +76,16 @@ attune_status attune__opencl_launch_empty(attune__opencl_device *device, attune_
     const attune__forward none = {.batch = 0};
     attune__opencl_setter setter = {.device = device, .kernel = kernel->handle};
     attune__opencl_set_forward(&setter, &arguments, &none);
+    return setter;
+}
+
+attune_status attune__opencl_launch_empty(attune__opencl_device *device, attune__opencl_kernel *kernel, uint32_t more,
+                                          const attune_expr *score)
+{
+    attune__opencl_setter setter = set_nothing(device, kernel);
     for (uint32_t i = 0; i < more; i++)
         attune__opencl_set_memory(&setter, NULL);
-    attune__opencl_set_captures(&setter, NULL, score);
+    attune__opencl_set_captures(&setter, score, NULL);
     return attune__opencl_kernel_first(device, kernel, setter.error);
 }
 
@@ -138,6 +151,28 @@ static attune_status build_lanes(attune__opencl_device *device, const attune__pr
     return attune__opencl_launch_empty(device, kernel, 0, desc->score);
 }
 
+/* Likewise, and of any type of keys and values. */
+static attune_status build_serving(attune__opencl_device *device, const attune__program_desc *desc,
+                                   attune__opencl_kernel *kernel)
+{
+    const attune_plan_choice *c = desc->choice;
+    attune__opencl_text text = begin_text(device, desc, "serving.cl", c->workgroup_invocations, false);
+    attune__lanes_layout layout;
+    const char *why = attune__lanes_serving_layout_make(
+        c->block_m, c->block_n, attune__opencl_serving_width(&device->base.info.limits), c->workgroup_invocations,
+        desc->shape->head_dim, desc->shape->head_dim_v, &layout);
+    if (why)
+        return attune__fail(ATTUNE_INTERNAL, "%s: BLOCK_M %u x BLOCK_N %u: %s", c->kernel, c->block_m, c->block_n, why);
+    add_lanes(&layout, &text);
+    ATTUNE__TRY(attune__opencl_kernel_build(device, &text, "attune_serving", c->workgroup_invocations,
+                                            desc->invocations, kernel));
+    attune__opencl_setter setter = set_nothing(device, kernel);
+    attune__opencl_serving_set(&setter, NULL);
+    attune__opencl_set_captures(&setter, desc->mask, NULL);
+    attune__opencl_set_captures(&setter, desc->score, NULL);
+    return attune__opencl_kernel_first(device, kernel, setter.error);
+}
+
 static attune_status build_combine(attune__opencl_device *device, const attune__program_desc *desc,
                                    attune__opencl_kernel *kernel)
 {
@@ -153,6 +188,8 @@ static attune_status build_all(attune__opencl_device *device, const attune__prog
 {
     if (desc->choice->direction == ATTUNE_BACKWARD)
         return attune__opencl_backward_build(device, desc, program);
+    if (desc->shape->tokens)
+        return build_serving(device, desc, &program->forward);
     const bool lanes = !strcmp(desc->choice->kernel, "opencl_lanes");
     if (lanes)
         ATTUNE__TRY(build_lanes(device, desc, &program->forward));
@@ -177,6 +214,7 @@ static attune_status create(attune_device *device, const attune__program_desc *d
     made->shape = *desc->shape;
     made->choice = *desc->choice;
     made->score = desc->score;
+    made->mask = desc->shape->tokens ? desc->mask : NULL;
     made->gradient = desc->gradient;
     const attune_status status = build_all(attune__opencl_of(device), desc, made);
     if (status == ATTUNE_OK)

@@ -24,6 +24,7 @@ typedef struct attune__opencl_text {
     const attune__gradient *gradient;
     bool host, fma;
     bool literal; /* built without optimisation */
+    bool serving; /* of a plan over a cache, which evaluates the mask for each call */
     attune__opencl_define defines[ATTUNE__OPENCL_DEFINES];
     uint32_t define_count;
 } attune__opencl_text;
@@ -89,6 +90,7 @@ typedef struct attune__opencl_program {
     attune__shape shape;
     attune_plan_choice choice;
     const attune_expr *score; /* borrowed from the plan */
+    const attune_expr *mask;  /* likewise, of a plan over a cache; NULL = none */
     pthread_mutex_t lock;     /* of the kernels' arguments */
     attune__opencl_kernel forward;
     attune__opencl_kernel aligned; /* for calls whose tensors are; none: forward serves them */
@@ -141,13 +143,22 @@ void attune__opencl_arguments_describe(const attune__forward *call, uint64_t o_a
                                        uint32_t inner_q_block, attune_opencl_arguments *arguments);
 /* The tiles of queries. */
 void attune__opencl_arguments_cut(const attune__partition *cut, attune_opencl_arguments *arguments);
-/* The table of the score expression; `sums` by symbol: offsets in the workspace, or NULL. */
-void attune__opencl_table_of_score(const attune__forward *call, const attune_expr *score, const int64_t *sums,
-                                   attune_opencl_table *table);
+/* The table of an expression, whose captures and parameters are by symbol; `sums` likewise: offsets in the workspace,
+ * or NULL. */
+void attune__opencl_table_of(const attune__forward *call, const attune_expr *expr, const attune_tensor *captures,
+                             const attune__value *parameters, const int64_t *sums, attune_opencl_table *table);
 /* The arguments that every attention kernel begins with, and at the end the captures of `score`. */
 void attune__opencl_set_forward(attune__opencl_setter *setter, const attune_opencl_arguments *arguments,
                                 const attune__forward *call);
-void attune__opencl_set_captures(attune__opencl_setter *setter, const attune__forward *call, const attune_expr *score);
+/* captures NULL: of the launch with nothing to do. */
+void attune__opencl_set_captures(attune__opencl_setter *setter, const attune_expr *expr, const attune_tensor *captures);
+
+/* ------------------------------------------------------------------------------------------------------- serving.c */
+
+/* What a call over a cache reads besides, without the tables of the expressions. */
+void attune__opencl_serving_describe(const attune__forward *call, attune_opencl_serving *serving);
+/* The arguments after attune__opencl_set_forward's; NULL: of the launch with nothing to do. */
+void attune__opencl_serving_set(attune__opencl_setter *setter, const attune__serving *serving);
 
 /* The work of one launch, so that no driver's watchdog takes a long call for a hung one: a tenth of a second at 4
  * GFLOP/s of each compute unit, which phones reach, half at 40 of a card's. */

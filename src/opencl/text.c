@@ -67,6 +67,16 @@ static attune_status add_file(writer *w, const char *name, size_t length)
     return attune__fail(ATTUNE_INTERNAL, "%.*s is no kernel source of this build", (int)length, name);
 }
 
+/* The list of an expression's captures. */
+static void add_captures(const attune_expr *expr, const char *name, attune__text *to)
+{
+    attune__text_add(to, "#define %s(X)", name);
+    for (uint32_t i = 0; i < expr->symbol_count; i++)
+        if (expr->symbols[i].kind == ATTUNE_SYMBOL_CAPTURE)
+            attune__text_add(to, " X(%u)", i);
+    attune__text_add(to, "\n");
+}
+
 static attune_status add_text(const attune__opencl_text *from, attune__text *to)
 {
     writer w = {.from = from, .to = to};
@@ -76,14 +86,15 @@ static attune_status add_text(const attune__opencl_text *from, attune__text *to)
         attune__text_add(to, "#define ATTUNE_FMA\n");
     for (uint32_t i = 0; i < from->define_count; i++)
         attune__text_add(to, "#define %s %uu\n", from->defines[i].name, from->defines[i].value);
+    if (from->serving)
+        attune__text_add(to, "#define SERVING\n");
     if (from->mask)
         attune__text_add(to, "#define ATTUNE_HAS_MASK\n");
+    if (from->mask && from->serving)
+        add_captures(from->mask, "ATTUNE_MASK_CAPTURES", to);
     if (from->score) {
-        attune__text_add(to, "#define ATTUNE_HAS_SCORE\n#define ATTUNE_SCORE_CAPTURES(X)");
-        for (uint32_t i = 0; i < from->score->symbol_count; i++)
-            if (from->score->symbols[i].kind == ATTUNE_SYMBOL_CAPTURE)
-                attune__text_add(to, " X(%u)", i);
-        attune__text_add(to, "\n");
+        attune__text_add(to, "#define ATTUNE_HAS_SCORE\n");
+        add_captures(from->score, "ATTUNE_SCORE_CAPTURES", to);
     }
     return add_file(&w, from->file, strlen(from->file));
 }

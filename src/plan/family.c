@@ -19,6 +19,7 @@ const attune__family *const attune__families[] = {
     &attune__vulkan_portable,
     &attune__opencl_lanes,
     &attune__opencl_portable,
+    &attune__opencl_serving,
     NULL,
 };
 
@@ -94,6 +95,8 @@ static const char *reject_feature(const attune__family *family, const attune__se
         return "it adds no sinks (problem.sinks)";
     if (s->tokens && !family->serving)
         return "it reads no cache (problem.tokens)";
+    if (!s->tokens && family->serving_only)
+        return "it reads caches alone (problem.tokens)";
     if (s->split_keys && !family->fixed_splits)
         return "it has no fixed splits of the keys (problem.split_keys)";
     if (family->wide_heads || (s->head_dim <= 256 && s->head_dim_v <= 256))

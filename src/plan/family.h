@@ -73,6 +73,7 @@ typedef struct attune__family {
     bool tma;          /* USE_TMA is ON here; elsewhere it is OFF */
     bool sinks;        /* it adds sinks */
     bool serving;      /* it reads caches, and batches of sequences */
+    bool serving_only; /* it reads nothing else */
     bool fixed_splits; /* it splits keys where problem.split_keys says */
     bool wide_heads;   /* head dimensions above 256 */
     uint32_t dtypes;   /* bits 1 << attune_dtype: of k and v */
@@ -108,7 +109,7 @@ typedef struct attune__family {
 extern const attune__family *const attune__families[];
 extern const attune__family attune__cpu, attune__cuda_sm90a, attune__cuda_sm80_atomic, attune__cuda_sm80,
     attune__vulkan_coopmat, attune__vulkan_lanes, attune__vulkan_subgroup, attune__vulkan_portable,
-    attune__opencl_lanes, attune__opencl_portable;
+    attune__opencl_lanes, attune__opencl_portable, attune__opencl_serving;
 
 const attune__family *attune__family_find(const char *name);
 /* INVALID_ARGUMENT, with a list of the names, if there is no such family. prefix is "", "fwd_" or "bwd_". */

@@ -2,7 +2,8 @@
 /*
  * OpenCL, of drivers that run on the CPU (shaders/opencl/lanes.h): a lane has whole rows. Such a driver either has
  * vectors of a processor's registers in an item, and a workgroup is then one item, or it runs the items of a workgroup
- * as the lanes of a vector, and they exchange elements by shuffles.
+ * as the lanes of a vector, and they exchange elements by shuffles. opencl_serving, of every device, has the first form
+ * on the former and a row for each item elsewhere.
  */
 #include "plan/family.h"
 #include "plan/layout.h"
@@ -129,5 +130,103 @@ const attune__family attune__opencl_lanes = {
     .clamp = lanes_clamp,
     .reject_tile = lanes_reject_tile,
     .cost = lanes_cost,
+    .workspace = attune__vulkan_workspace_bytes,
+};
+
+/* --------------------------------------------------------------------------------------------------------- serving */
+
+/* Fewer keys than opencl_lanes has: a tile is staged whole, and sequences are short as a rule. */
+static const attune__tile serving_forward[] = {
+    ATTUNE__TILE(32, 32, 1, 1),
+    ATTUNE__TILE(32, 16, 1, 1),
+    ATTUNE__TILE(32, 8, 1, 1),
+};
+
+static const attune__tile *serving_tiles(const attune__search *search, uint32_t *count)
+{
+    (void)search;
+    *count = COUNT(serving_forward);
+    return serving_forward;
+}
+
+uint32_t attune__opencl_serving_width(const attune_limits *limits)
+{
+    const uint32_t lanes = limits->subgroup_size;
+    return limits->host && !limits->subgroup_operations && (lanes == 4 || lanes == 8 || lanes == 16) ? lanes : 1;
+}
+
+static uint32_t serving_threads(const attune_limits *limits)
+{
+    const uint32_t most = attune__floor2(limits->workgroup_invocations);
+    return attune__opencl_serving_width(limits) > 1 ? 1 : most < 32 ? most : 32;
+}
+
+/* Mesa's llvmpipe, below rusticl, silently ends all loops of a kernel after 65,535 iterations in total. Those of a key,
+ * if no loop is unrolled, and of a row. */
+static const char *serving_reject_problem(const attune__search *search)
+{
+    const attune__shape *s = search->shape;
+    const int64_t of_key = s->head_dim / 8 + s->head_dim_v + s->head_dim_v / 8 + 12;
+    const int64_t of_row = 3 * (int64_t)s->head_dim + s->head_dim_v;
+    return search->limits->host && attune__opencl_serving_width(search->limits) == 1 &&
+                   s->kv_len > (65535 - of_row) / of_key
+               ? "there are more keys than the driver lets one workgroup read"
+               : NULL;
+}
+
+/* As many rows as there are lanes, and twice as many in vectors. */
+static void serving_clamp(const attune__search *search, attune__tile *tile)
+{
+    const uint32_t width = attune__opencl_serving_width(search->limits),
+                   rows = width > 1 ? 2 * width : serving_threads(search->limits);
+    if (!(search->forced & ATTUNE__BIT(ATTUNE__BLOCK_M)) && tile->value[ATTUNE__BLOCK_M] > rows)
+        tile->value[ATTUNE__BLOCK_M] = rows;
+    attune__clamp_decode(search, tile, 1);
+    attune__clamp_number(search, tile, ATTUNE__BLOCK_N, 1024, search->shape->kv_len, 8);
+}
+
+static const char *serving_layout(const attune__search *search, const attune__tile *tile, uint64_t *bytes)
+{
+    attune__lanes_layout l = {0};
+    const char *why = attune__lanes_serving_layout_make(
+        tile->value[ATTUNE__BLOCK_M], tile->value[ATTUNE__BLOCK_N], attune__opencl_serving_width(search->limits),
+        serving_threads(search->limits), search->shape->head_dim, search->shape->head_dim_v, &l);
+    *bytes = why ? UINT64_MAX : l.bytes;
+    return why;
+}
+
+static const char *serving_reject_tile(const attune__search *search, const attune__tile *tile, attune__option *option)
+{
+    uint64_t bytes;
+    const char *why = attune__reject_numbers(search, tile, 0, 128, option);
+    if (why)
+        return why;
+    *option = tile->value[ATTUNE__BLOCK_N] < 8 ? ATTUNE__BLOCK_N : ATTUNE__BLOCK_M;
+    return serving_layout(search, tile, &bytes);
+}
+
+static attune__cost serving_cost(const attune__search *search, const attune__tile *tile)
+{
+    attune__cost cost = {.invocations = serving_threads(search->limits)};
+    (void)serving_layout(search, tile, &cost.shared);
+    return cost;
+}
+
+const attune__family attune__opencl_serving = {
+    .name = "opencl_serving",
+    .backend = ATTUNE_BACKEND_OPENCL,
+    .sinks = true,
+    .serving = true,
+    .serving_only = true,
+    .wide_heads = true,
+    .dtypes = 1u << ATTUNE_F32 | 1u << ATTUNE_F16 | 1u << ATTUNE_BF16 | 1u << ATTUNE_F8E4M3 | 1u << ATTUNE_F8E5M2 |
+              1u << ATTUNE_I8 | 1u << ATTUNE_Q8_0 | 1u << ATTUNE_Q4_0,
+    .mixes = 1u << ATTUNE__PASS_FORWARD,
+    .reject_problem = serving_reject_problem,
+    .options = {LOOP | ATTUNE__FORWARD_TILE},
+    .tiles = serving_tiles,
+    .clamp = serving_clamp,
+    .reject_tile = serving_reject_tile,
+    .cost = serving_cost,
     .workspace = attune__vulkan_workspace_bytes,
 };

@@ -275,6 +275,25 @@ const char *attune__lanes_layout_make(uint32_t outer_rows, uint32_t inner_rows, 
     return NULL;
 }
 
+const char *attune__lanes_serving_layout_make(uint32_t outer_rows, uint32_t inner_rows, uint32_t width,
+                                              uint32_t threads, uint32_t head_dim, uint32_t head_dim_v,
+                                              attune__lanes_layout *layout)
+{
+    attune__lanes_layout l = {.WIDTH = width,
+                              .VECTORS = (outer_rows + width * threads - 1) / (width * threads),
+                              .CHUNK = 1,
+                              .STAGED = 1,
+                              .INNER_SIZE = inner_rows * most(head_dim, head_dim_v)};
+    if (l.VECTORS > 4)
+        return "a lane has at most four rows";
+    if (inner_rows % 8)
+        return "it must be a multiple of 8";
+    l.DEPTH = least(8, (width == 16 ? 16 : 8) / l.VECTORS);
+    l.bytes = lanes_bytes(&l) + attune__serving_layout_bytes(inner_rows);
+    *layout = l;
+    return NULL;
+}
+
 uint32_t attune__lanes_most_steps(uint32_t block_m, uint32_t block_n, uint32_t lanes, uint32_t head_dim,
                                   uint32_t head_dim_v, uint32_t element_bytes)
 {

@@ -60,6 +60,11 @@ const char *attune__backward_layout_make(uint32_t outer_rows, uint32_t inner_row
 const char *attune__lanes_layout_make(uint32_t outer_rows, uint32_t inner_rows, uint32_t lanes, bool shuffles,
                                       uint32_t head_dim, uint32_t head_dim_v, uint32_t element_bytes,
                                       attune__lanes_layout *layout);
+/* shaders/opencl/serving.cl, which has the arrays of attune__serving_layout_bytes too: `width` rows in a vector of each
+ * item, 1 where there are several items. */
+const char *attune__lanes_serving_layout_make(uint32_t outer_rows, uint32_t inner_rows, uint32_t width,
+                                              uint32_t threads, uint32_t head_dim, uint32_t head_dim_v,
+                                              attune__lanes_layout *layout);
 
 typedef struct attune__matrix_shape {
     uint32_t m, n, k, lanes;  /* of the device; lanes of a subgroup */

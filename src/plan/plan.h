@@ -90,6 +90,9 @@ uint64_t attune__segment_size(const attune__shape *shape, uint64_t rows);
  * two segments. */
 uint64_t attune__segments_size(const attune__shape *shape, uint64_t rows, uint32_t segments);
 
+/* opencl_serving: the rows in a vector of each work-item; 1 where a workgroup has several items. */
+uint32_t attune__opencl_serving_width(const attune_limits *limits);
+
 /* Vulkan: the arguments of a launch, after the partial results. */
 #define ATTUNE__VULKAN_ARGUMENTS UINT64_C(4096)
 /* In backward they are after float delta[batch][heads][q_len] and ATTUNE__VULKAN_SUM bytes for each element of a

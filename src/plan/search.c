@@ -273,7 +273,8 @@ void attune__search_run(const attune__search *search, attune__decision *decision
             return;
         }
         /* The failure to report: NOT_READ of the fastest kernel, other failures of the most permissive. */
-        bool tells_more = one.outcome != ATTUNE__NOT_READ && !(family->last_resort && failure.family);
+        const bool other = family->last_resort || (family->serving_only && !search->shape->tokens);
+        const bool tells_more = one.outcome != ATTUNE__NOT_READ && !(other && failure.family);
         if (one.outcome > failure.outcome || (one.outcome == failure.outcome && tells_more))
             failure = one;
     }

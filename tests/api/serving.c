@@ -209,12 +209,20 @@ Test(serving, problems)
         EXPECT(attune_plan_choose(&profile.limits, &problem, &options, &choice), ATTUNE_INVALID_ARGUMENT,
                "over a cache K and V have one stage");
     }
-    OK(attune_profile_find("rdna3", &profile));
-    attune_problem problem = s.problem;
-    OK(attune_plan_choose(&profile.limits, &problem, NULL, &choice));
-    cr_expect_str_eq(choice.kernel, "vulkan_subgroup");
-    problem.split_keys = 256;
-    EXPECT(attune_plan_choose(&profile.limits, &problem, NULL, &choice), ATTUNE_UNSUPPORTED, "problem.split_keys");
+    static const char *const kernels[][2] = {
+        {"rdna3", "vulkan_subgroup"}, {"pocl", "opencl_serving"}, {"opencl-minimum", "opencl_serving"}};
+    for (size_t i = 0; i < sizeof kernels / sizeof kernels[0]; i++) {
+        attune_problem problem = s.problem;
+        OK(attune_profile_find(kernels[i][0], &profile));
+        OK(attune_plan_choose(&profile.limits, &problem, NULL, &choice));
+        cr_expect_str_eq(choice.kernel, kernels[i][1]);
+        problem.split_keys = 256;
+        EXPECT(attune_plan_choose(&profile.limits, &problem, NULL, &choice), ATTUNE_UNSUPPORTED, "problem.split_keys");
+    }
+    OK(attune_profile_find("rusticl", &profile));
+    s.problem.kv_len = 100000;
+    EXPECT(attune_plan_choose(&profile.limits, &s.problem, NULL, &choice), ATTUNE_UNSUPPORTED,
+           "there are more keys than the driver lets one workgroup read");
     served_destroy(&s);
 }
 

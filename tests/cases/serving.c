@@ -116,6 +116,7 @@ static const serving_case cases[] = {
     {"prefix_split", 8, 2, 64, 64, 256, "q >= kv && q - kv < 600", NULL, SHARED | PREFIX | SPLIT | SINKS, longer, NULL,
      0, 0, 0},
     {"prefix_e5m2", 6, 2, 64, 40, 256, CAUSAL, NULL, SHARED | PREFIX | LIST, decode, NULL, ATTUNE_F8E5M2, 0, 1},
+    {"rows_before_keys", 2, 1, 32, 32, 8, "q % 3 != 1", "score + q / 2 * 0.25", 0, mix, NULL, 0, 0, 0},
 };
 
 /* A case with its numbers drawn. */
@@ -839,17 +840,17 @@ static void check_refusal(attune_device *device, const serving_case *c)
     cr_expect(strstr(attune_last_error(), "problem.split_keys"), "%s", attune_last_error());
 }
 
-/* The kernels that share memory; other tiers read no caches. */
-static void run_vulkan(const char *kernel)
+/* Cases one after another, each of one type; `most` of them in a sampled run. */
+static void run_some(const char *backend, const char *kernel, uint64_t most)
 {
     static const attune_dtype dtypes[] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16};
     const size_t count = sizeof cases / sizeof cases[0];
     /* A driver that compiles on the CPU takes seconds for a case: a sampled run has a share of them, of all types. */
-    const size_t share = test_sampled() ? (size_t)scaled(10) : count, step = share < count ? count / share : 1;
+    const size_t share = test_sampled() ? (size_t)scaled(most) : count, step = share < count ? count / share : 1;
     attune_instance *instance;
     attune_device *device;
     OK(attune_instance_create(NULL, &instance));
-    device = device_or_skip(instance, "vulkan");
+    device = device_or_skip(instance, backend);
     for (size_t i = test_seed() % step; i < count; i += step) {
         serving_case c = cases[i];
         if (!c.options)
@@ -867,12 +868,17 @@ static void run_vulkan(const char *kernel)
 
 Test(serving_cases, vulkan_portable)
 {
-    run_vulkan("{\"KERNEL\": \"vulkan_portable\"}");
+    run_some("vulkan", "{\"KERNEL\": \"vulkan_portable\"}", 10);
 }
 
 Test(serving_cases, vulkan_subgroup)
 {
-    run_vulkan("{\"KERNEL\": \"vulkan_subgroup\"}");
+    run_some("vulkan", "{\"KERNEL\": \"vulkan_subgroup\"}", 10);
+}
+
+Test(serving_cases, opencl)
+{
+    run_some("opencl", "{\"KERNEL\": \"opencl_serving\"}", 4);
 }
 
 /* What the kernels of CUDA refuse: a part of the reason. */

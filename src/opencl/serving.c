@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: MIT */
+/* The cache and the batch of a call (shaders/opencl/serving.h). */
+#include "opencl/program.h"
+
+_Static_assert(sizeof(attune_opencl_serving) <= ATTUNE__OPENCL_TABLE, "a table of the queue");
+_Static_assert(sizeof(attune_opencl_serving) <= ATTUNE__VULKAN_ARGUMENTS, "its place in the workspace");
+
+/* `flag`: of an array that a call may leave out. */
+static attune_opencl_array array_of(const attune_tensor *tensor, uint32_t flag, uint32_t *has)
+{
+    attune_opencl_array a = {0};
+    if (!tensor->buffer)
+        return a;
+    a.offset = (int64_t)(attune__opencl_buffer_of(tensor->buffer)->offset + tensor->offset);
+    for (uint32_t i = 0; i < tensor->rank && i < 3; i++)
+        a.stride[i] = tensor->stride[i] * 4;
+    *has |= flag;
+    return a;
+}
+
+void attune__opencl_serving_describe(const attune__forward *call, attune_opencl_serving *serving)
+{
+    const attune__serving *s = call->serving;
+    uint32_t has = 0;
+    *serving = (attune_opencl_serving){
+        .tokens = (uint32_t)call->q.size[2],
+        .pool = call->k.size[0] < INT32_MAX ? (uint32_t)call->k.size[0] : INT32_MAX,
+        .page = call->k.size[2] < INT32_MAX ? (uint32_t)call->k.size[2] : INT32_MAX,
+        .entries = (uint32_t)s->pages.size[s->pages_start.buffer ? 0 : 1],
+        .tree_words = (uint32_t)s->tree.size[2],
+    };
+    serving->q_start = array_of(&s->q_start, ATTUNE_OPENCL_HAS_Q_START, &has);
+    serving->kv_len = array_of(&s->kv_len, 0, &has);
+    serving->kv_first = array_of(&s->kv_first, ATTUNE_OPENCL_HAS_KV_FIRST, &has);
+    serving->count = array_of(&s->count, ATTUNE_OPENCL_HAS_COUNT, &has);
+    serving->pages = array_of(&s->pages, ATTUNE_OPENCL_HAS_PAGES, &has);
+    serving->pages_start = array_of(&s->pages_start, ATTUNE_OPENCL_HAS_PAGES_START, &has);
+    serving->tree = array_of(&s->tree, ATTUNE_OPENCL_HAS_TREE, &has);
+    serving->k_scale = array_of(&s->k_scale, ATTUNE_OPENCL_HAS_K_SCALE, &has);
+    serving->v_scale = array_of(&s->v_scale, ATTUNE_OPENCL_HAS_V_SCALE, &has);
+    serving->has = has;
+}
+
+void attune__opencl_serving_set(attune__opencl_setter *setter, const attune__serving *serving)
+{
+    static const attune__serving none = {.packed = false};
+    const attune__serving *s = serving ? serving : &none;
+    attune__opencl_set_memory(setter, s->q_start.buffer);
+    attune__opencl_set_memory(setter, s->kv_len.buffer);
+    attune__opencl_set_memory(setter, s->kv_first.buffer);
+    attune__opencl_set_memory(setter, s->count.buffer);
+    attune__opencl_set_memory(setter, s->pages.buffer);
+    attune__opencl_set_memory(setter, s->pages_start.buffer);
+    attune__opencl_set_memory(setter, s->tree.buffer);
+    attune__opencl_set_memory(setter, s->k_scale.buffer);
+    attune__opencl_set_memory(setter, s->v_scale.buffer);
+}
