@@ -118,7 +118,7 @@ ATTUNE_API void attune_partition_hash(const attune_partition *partition, uint64_
 /* Bytes to send to a rank, or to receive from it. */
 typedef struct attune_message {
     uint32_t peer;
-    attune_buffer *buffer; /* the k or v of the call, or its workspace */
+    attune_buffer *buffer; /* the k, v or q of the call, or its workspace */
     uint64_t offset;       /* bytes from the beginning of the buffer */
     uint64_t size;         /* bytes, at least 1 */
     void *memory;          /* address of the bytes in host memory on the CPU; NULL on other devices */
@@ -135,7 +135,7 @@ typedef struct attune_transport {
     uint32_t size; /* number of ranks */
     void *user;    /* passed to the callbacks */
     /* Collects `size` bytes of host memory of every rank into all, in the order of ranks (MPI_Allgather). Called by
-     * attune_distributed_create alone. */
+     * attune_distributed_create and attune_decode_create alone. */
     attune_status (*gather)(void *user, const void *mine, void *all, size_t size);
     /*
      * Sends and receives. The n-th message from rank a to rank b matches the n-th that b receives from a, and has the
@@ -226,6 +226,57 @@ ATTUNE_API attune_status attune_distributed_forward(attune_distributed *distribu
  */
 ATTUNE_API attune_status attune_distributed_backward(attune_distributed *distributed, attune_queue *queue,
                                                      const attune_backward_args *args, attune_completion *completion);
+
+/* ----------------------------------------------------------------------------------------------------------- decode */
+
+/* Which queries a rank has, and whose results it is given: with `all` sequences or heads, those from all * rank / size
+ * to all * (rank + 1) / size - 1. */
+typedef enum attune_query_split {
+    ATTUNE_QUERIES_BY_SEQUENCE = 0,
+    ATTUNE_QUERIES_BY_HEAD = 1 /* query heads */
+} attune_query_split;
+
+/* Decode over keys that stay with their ranks, where few queries attend to many keys. */
+typedef struct attune_decode attune_decode;
+
+/* Parameters of attune_decode_create. */
+typedef struct attune_decode_desc {
+    uint32_t struct_size;
+    const attune_transport *transport; /* copied; what it refers to must outlive the object */
+    /*
+     * The problem of all ranks: batch, heads and q_len are those of every call, kv_len is the most keys of a sequence,
+     * over all ranks. direction is ATTUNE_FORWARD; mask, block_mask, segments, row_max and tokens are not available: a
+     * score expression forbids pairs by -inf.
+     */
+    const attune_problem *problem;
+    const attune_kernel_options *options; /* NULL = automatic */
+    attune_query_split split;
+    /* Keys are dealt to ranks in turn, `chunk` at a time: rank r has keys [i * chunk, (i + 1) * chunk) for i % size =
+     * r, in this order. No rank then has all new keys. 0 = 256. */
+    int64_t chunk;
+} attune_decode_desc;
+
+/* Prepares the calls of this rank; errors as attune_distributed_create. */
+ATTUNE_API attune_status attune_decode_create(attune_device *device, const attune_decode_desc *desc,
+                                              attune_decode **decode);
+ATTUNE_API void attune_decode_destroy(attune_decode *decode);
+/* Returns the bytes of workspace of a call on this rank. */
+ATTUNE_API uint64_t attune_decode_workspace_size(const attune_decode *decode);
+
+/*
+ * Computes attention over the first kv_len keys, which is the same on every rank; all ranks must call it. q, o and lse
+ * are those of the rank's queries: [sequences, heads, q_len, ...], or [batch, heads of the rank, q_len, ...]; q has no
+ * gaps. k and v are the rank's keys among the first kv_len, of all sequences and KV heads, with any strides. Tensors of
+ * a rank without queries (q, o, lse) or without keys (k, v) have buffer NULL. In expressions b, h, q, kv, q_len and
+ * kv_len are those of all ranks together; captures are whole on every rank.
+ *
+ * Queries are sent to all ranks that have keys. Results over the keys of each rank, in f32 on the CPU and of o's type
+ * elsewhere, and their LSE are returned and merged in the order of ranks: repeated calls give bitwise equal results,
+ * and on one rank those of attune_forward. Otherwise as attune_distributed_forward.
+ */
+ATTUNE_API attune_status attune_distributed_decode(attune_decode *decode, attune_queue *queue,
+                                                   const attune_forward_args *args, int64_t kv_len,
+                                                   attune_completion *completion);
 
 #ifdef __cplusplus
 }

@@ -76,8 +76,7 @@ static attune_status make_masks(attune_distributed *d, const attune_partition *p
 
 /* ------------------------------------------------------------------------------------------------------------- plan */
 
-/* The score expression as the rank's calls evaluate it, retained. */
-static attune_status make_score(const attune_distributed *d, const attune_expr *score, attune_expr **made)
+attune_status attune__distributed_score(const attune_distributed *d, const attune_expr *score, attune_expr **made)
 {
     attune_expr *dense;
     if (!score || !d->positions) {
@@ -114,7 +113,7 @@ static attune_status make_plan(attune_distributed *d, const attune_problem *prob
     p.kv_len = own->keys > others->keys ? own->keys : others->keys;
     p.lse = p.lse || attune__distributed_split(d);
     ATTUNE__TRY(attune_problem_set_mask(&p, own->mask ? own->mask : others->mask));
-    ATTUNE__TRY(make_score(d, problem->score, &score));
+    ATTUNE__TRY(attune__distributed_score(d, problem->score, &score));
     p.score = score;
     const attune_status status = attune_plan_create(d->device, &p, &options, &d->plan);
     attune__expr_release(score);
@@ -243,48 +242,38 @@ typedef struct agreement {
     uint64_t status; /* attune_status of the preparation */
 } agreement;
 
-static agreement agreement_of(const attune_distributed *d, const attune_distributed_desc *desc, attune_status status)
+void attune__distributed_hash(const attune_distributed *d, const attune_expr *score, attune__hash *hash)
 {
     const attune__shape *s = &d->shape;
-    attune__hash hash = attune__hash_begin();
-    uint64_t partition[2] = {0, 0};
-    if (status == ATTUNE_OK) {
-        const attune_expr *score = desc->problem->score;
-        uint64_t scale;
-        memcpy(&scale, &s->scale, sizeof scale);
-        attune_partition_hash(desc->partition, partition);
-        const uint64_t words[] = {attune_version(),
-                                  partition[0],
-                                  partition[1],
-                                  (uint64_t)s->batch,
-                                  (uint64_t)s->kv_batch,
-                                  (uint64_t)s->heads,
-                                  (uint64_t)s->kv_heads,
-                                  s->head_dim,
-                                  s->head_dim_v,
-                                  (uint64_t)s->q_dtype,
-                                  (uint64_t)s->k_dtype,
-                                  (uint64_t)s->v_dtype,
-                                  d->token_major,
-                                  s->sinks,
-                                  (uint64_t)s->direction,
-                                  s->capture_gradient_elements,
-                                  scale,
-                                  score ? score->hash.lane[0] : 0,
-                                  score ? score->hash.lane[1] : 0};
-        for (size_t i = 0; i < sizeof words / sizeof *words; i++)
-            attune__hash_add(&hash, words[i]);
-    }
-    return (agreement){{hash.lane[0], hash.lane[1]}, (uint64_t)status};
+    uint64_t scale;
+    memcpy(&scale, &s->scale, sizeof scale);
+    const uint64_t words[] = {attune_version(),
+                              (uint64_t)s->batch,
+                              (uint64_t)s->kv_batch,
+                              (uint64_t)s->heads,
+                              (uint64_t)s->kv_heads,
+                              s->head_dim,
+                              s->head_dim_v,
+                              (uint64_t)s->q_dtype,
+                              (uint64_t)s->k_dtype,
+                              (uint64_t)s->v_dtype,
+                              d->token_major,
+                              s->sinks,
+                              (uint64_t)s->direction,
+                              s->capture_gradient_elements,
+                              scale,
+                              score ? score->hash.lane[0] : 0,
+                              score ? score->hash.lane[1] : 0};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        attune__hash_add(hash, words[i]);
 }
 
-/* Returns the same on every rank, except that a rank that failed returns its own error. */
-static attune_status agree(const attune_distributed *d, const attune_distributed_desc *desc, attune_status status)
+attune_status attune__distributed_agree(const attune_distributed *d, attune__hash hash, attune_status status)
 {
     const attune_transport *t = &d->transport;
     const attune_allocator *allocator = &d->device->host.allocator;
     agreement *all = attune__alloc(allocator, t->size, sizeof *all);
-    const agreement mine = agreement_of(d, desc, status);
+    const agreement mine = {{hash.lane[0], hash.lane[1]}, (uint64_t)status};
     if (!all) {
         t->abort(t->user);
         return ATTUNE_OUT_OF_HOST_MEMORY;
@@ -311,7 +300,7 @@ static attune_status agree(const attune_distributed *d, const attune_distributed
 
 /* ---------------------------------------------------------------------------------------------------------- checks */
 
-static attune_status check_transport(const attune_transport *given, attune_transport *t)
+attune_status attune__distributed_transport(const attune_transport *given, attune_transport *t)
 {
     ATTUNE__TRY(attune__desc_read(t, sizeof *t, given, sizeof *t, "desc.transport"));
     if (!t->size || t->size > ATTUNE_MAX_RANKS || t->rank >= t->size)
@@ -367,8 +356,9 @@ static attune_status check(attune_distributed *d, const attune_distributed_desc 
     return attune__shape_from_problem(p, &d->shape);
 }
 
-static attune_status prepare(attune_distributed *d, const attune_distributed_desc *desc)
+static attune_status prepare(attune_distributed *d, const attune_distributed_desc *desc, attune__hash *hash)
 {
+    uint64_t partition[2];
     attune_problem problem;
     ATTUNE__TRY(check(d, desc, &problem));
     ATTUNE__TRY(make_masks(d, desc->partition, desc->mask));
@@ -379,6 +369,10 @@ static attune_status prepare(attune_distributed *d, const attune_distributed_des
     if (attune__distributed_split(d) || d->zeros)
         ATTUNE__TRY(attune__merger_make(d->device, &d->merger));
     lay_out(d);
+    attune_partition_hash(desc->partition, partition);
+    attune__hash_add(hash, partition[0]);
+    attune__hash_add(hash, partition[1]);
+    attune__distributed_hash(d, problem.score, hash);
     return ATTUNE_OK;
 }
 
@@ -391,7 +385,7 @@ attune_status attune_distributed_create(attune_device *device, const attune_dist
     attune_distributed_desc given;
     attune_transport transport;
     ATTUNE__TRY(attune__desc_read(&given, sizeof given, desc, sizeof given, "desc"));
-    ATTUNE__TRY(check_transport(given.transport, &transport));
+    ATTUNE__TRY(attune__distributed_transport(given.transport, &transport));
     attune_distributed *made = attune__alloc(&device->host.allocator, 1, sizeof *made);
     if (!made) {
         transport.abort(transport.user);
@@ -400,7 +394,9 @@ attune_status attune_distributed_create(attune_device *device, const attune_dist
     made->device = attune__device_retain(device);
     made->transport = transport;
     made->token_major = given.token_major;
-    const attune_status status = agree(made, &given, prepare(made, &given));
+    attune__hash hash = attune__hash_begin();
+    attune_status status = prepare(made, &given, &hash);
+    status = attune__distributed_agree(made, hash, status);
     if (status == ATTUNE_OK)
         *distributed = made;
     else

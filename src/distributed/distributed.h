@@ -5,7 +5,7 @@
  *     partition.c   chunks to ranks, and what their rows need     balance.c   chunks to ranks, and swaps of them
  *     split.c       chunks to ranks by work, in few runs          create.c    the masks, plan and messages of a rank
  *     forward.c, backward.c   calls                               call.c      what calls have in common
- *     sums.c        gradients of several ranks
+ *     sums.c        gradients of several ranks                    decode.c    keys that stay, and queries that are sent
  */
 #ifndef ATTUNE_DISTRIBUTED_DISTRIBUTED_H
 #define ATTUNE_DISTRIBUTED_DISTRIBUTED_H
@@ -190,6 +190,16 @@ static inline int64_t attune__transfer_row(const attune_distributed *d, uint32_t
 {
     return head_dim * (d->token_major ? d->shape.kv_heads : 1);
 }
+
+/* Checks a transport, and copies it. */
+attune_status attune__distributed_transport(const attune_transport *given, attune_transport *t);
+/* The score expression as the rank's calls evaluate it, retained. */
+attune_status attune__distributed_score(const attune_distributed *d, const attune_expr *score, attune_expr **made);
+/* Adds what every rank must have alike. */
+void attune__distributed_hash(const attune_distributed *d, const attune_expr *score, attune__hash *hash);
+/* Compares statuses and hashes. Returns the same on every rank, except that a rank that failed returns its own error.
+ */
+attune_status attune__distributed_agree(const attune_distributed *d, attune__hash hash, attune_status status);
 
 /* Prepares the sums of gradients over several ranks, after the messages. */
 attune_status attune__distributed_make_sums(attune_distributed *d, const attune_expr *score);

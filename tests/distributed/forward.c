@@ -2,7 +2,6 @@
 /* Attention over several ranks, which are threads: the case table and random cases against float64, one rank against
  * the single device, and ranks that fail. */
 #include <criterion/criterion.h>
-#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +9,6 @@
 #include "distributed/sharing.h"
 #include "support/devices.h"
 #include "support/heap.h"
-#include "tests/oracle/segments.h"
 
 enum {
 #define ROW(name, ...) CASE_##name,
@@ -21,47 +19,6 @@ enum {
 
 /* The oracle takes most of the time. */
 #define MOST_PAIRS 400000
-
-static void compare(const sharing *s, attune_dtype dtype)
-{
-    const attention *a = s->a;
-    const int64_t dv = a->v.size[3], rows = array_count(&s->lse);
-    double *values = calloc((size_t)(3 * rows * (dv + 2) + rows * dv), sizeof *values);
-    cr_assert(values);
-    reference_result result[3];
-    failure why;
-    for (int i = 0; i < 3; i++) {
-        double *base = values + i * rows * (dv + 2);
-        result[i] = (reference_result){base, base + rows * dv, base + rows * (dv + 1), NULL};
-    }
-    if (dtype != ATTUNE_F64)
-        result[1].moved = values + 3 * rows * (dv + 2);
-    cr_assert(reference_compute(a, REFERENCE_ORACLE, NULL, 0, &result[1], &why), "%s", why.message);
-    cr_assert(reference_compute(a, REFERENCE_NAIVE, NULL, 0, &result[2], &why), "%s", why.message);
-    for (int64_t i = 0; i < rows * dv; i++) {
-        result[0].o[i] = array_get(&s->o, i);
-        if (isfinite(result[1].lse[i / dv]) && result[1].o[i] == 0 && result[2].o[i] == 0)
-            result[2].o[i] = DBL_MIN;
-    }
-    for (int64_t i = 0; i < rows; i++)
-        result[0].lse[i] = array_get(&s->lse, i);
-    reference_error o, lse;
-    reference_compare_o(attention_rule_dtype(a), attention_o_dtype(a), rows, dv, result[0].o, &result[1], &result[2],
-                        &o);
-    const double more = segments_rounding(s->device, a);
-    reference_allow(&o, more, more / 8);
-    reference_compare(dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32, rows, result[0].lse, result[1].lse, result[2].lse,
-                      &lse);
-    cr_expect(o.pass,
-              "%s %s over %u ranks, layout %d: o: max error %.3g (bound %.3g), mean %.3g (bound %.3g), %lld "
-              "wrong patterns; at %lld: %.9g, oracle %.9g",
-              s->c->name, attune_dtype_string(dtype), s->ranks, (int)s->layout, o.max, o.bound_max, o.mean,
-              o.bound_mean, (long long)o.pattern_errors, (long long)o.worst, result[0].o[o.worst],
-              result[1].o[o.worst]);
-    cr_expect(lse.pass, "%s %s over %u ranks: lse: max error %.3g (bound %.3g), %lld wrong patterns", s->c->name,
-              attune_dtype_string(dtype), s->ranks, lse.max, lse.bound_max, (long long)lse.pattern_errors);
-    free(values);
-}
 
 /* On one rank, the bits of the single device. */
 static void compare_single(const sharing *s)
@@ -112,7 +69,7 @@ static void run_case(sharing *s, const attention_case *given, uint64_t number)
         cr_expect_not(s->differs[r], "%s, rank %u of %u: a repeated call differs", c.name, r, s->ranks);
     }
     if (done)
-        compare(s, dtype);
+        sharing_compare(s, dtype);
     if (done && s->ranks == 1)
         compare_single(s);
     sharing_end(s);

@@ -35,6 +35,9 @@ void sharing_close(sharing *s);
 void sharing_begin(sharing *s, const attention *a, uint64_t number);
 void sharing_end(sharing *s);
 
+/* Holds o and lse against the references. */
+void sharing_compare(const sharing *s, attune_dtype dtype);
+
 /* The body of a rank, for rank_group_run. */
 void sharing_run_rank(void *context, uint32_t rank);
 

@@ -1,0 +1,493 @@
+/* SPDX-License-Identifier: MIT */
+/* Decode over keys that are dealt to ranks: queries go to all ranks that have keys, each computes them over its own,
+ * and partial results return to the ranks whose queries they are, which merge them. Calls do not allocate. */
+#include "distributed/distributed.h"
+
+#include <string.h>
+
+#include "plan/plan.h"
+
+struct attune_decode {
+    attune_distributed base; /* first */
+    attune_query_split split;
+    int64_t chunk;
+    int64_t q_len;                /* of a call */
+    uint64_t q_at, o_at, lse_row; /* of all queries: q and o, and where their LSE begins after o */
+    uint64_t mine_at, mine_size;  /* results of this rank's queries, of each rank; their LSE begins at mine_lse */
+    uint64_t mine_lse;
+};
+
+/* The queries of a rank: `blocks` blocks of rows that are adjacent, in q of all queries too. */
+typedef struct share {
+    int64_t first, count; /* sequences or heads */
+    int64_t blocks, rows; /* rows of a block */
+} share;
+
+static share share_of(const attune_decode *d, uint32_t rank)
+{
+    const attune__shape *s = &d->base.shape;
+    const bool heads = d->split == ATTUNE_QUERIES_BY_HEAD;
+    const int64_t all = heads ? s->heads : s->batch, size = (int64_t)d->base.transport.size;
+    share own = {.first = all * (int64_t)rank / size};
+    own.count = all * ((int64_t)rank + 1) / size - own.first;
+    own.blocks = heads ? s->batch : 1;
+    own.rows = own.count * d->q_len * (heads ? 1 : s->heads);
+    return own;
+}
+
+/* The row of q of all queries where a block of a rank begins. */
+static int64_t block_row(const attune_decode *d, const share *own, int64_t block)
+{
+    const int64_t heads = d->base.shape.heads;
+    return (d->split == ATTUNE_QUERIES_BY_HEAD ? block * heads + own->first : own->first * heads) * d->q_len;
+}
+
+/* Keys of a rank among the first `keys`. */
+static int64_t keys_of(const attune_decode *d, uint32_t rank, int64_t keys)
+{
+    const int64_t cycle = d->chunk * (int64_t)d->base.transport.size, rest = keys % cycle - d->chunk * (int64_t)rank;
+    return keys / cycle * d->chunk + (rest < 0 ? 0 : rest < d->chunk ? rest : d->chunk);
+}
+
+/* ----------------------------------------------------------------------------------------------------------- create */
+
+static attune_status upload(attune_device *device, int64_t count, int64_t chunk, int64_t step, int64_t first,
+                            attune_buffer **buffer)
+{
+    const attune_allocator *allocator = &device->host.allocator;
+    int32_t *at = attune__alloc_raw(allocator, (size_t)count, sizeof *at);
+    if (!at)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    for (int64_t i = 0; i < count; i++)
+        at[i] = (int32_t)(i / chunk * step + first + i % chunk);
+    attune_status status = attune_buffer_create(device, (uint64_t)count * sizeof *at, buffer);
+    if (status == ATTUNE_OK)
+        status = attune_buffer_write(*buffer, 0, at, (uint64_t)count * sizeof *at);
+    attune__free(allocator, at);
+    return status;
+}
+
+static attune_status check_problem(const attune_decode *d, const attune_problem *p)
+{
+    if (p->direction != ATTUNE_FORWARD || p->mask || p->block_mask || p->segments || p->row_max || p->tokens)
+        return attune__fail(ATTUNE_UNSUPPORTED,
+                            "problem.%s is set, which decode over ranks does not have: leave it 0%s",
+                            p->direction    ? "direction"
+                            : p->mask       ? "mask"
+                            : p->block_mask ? "block_mask"
+                            : p->segments   ? "segments"
+                            : p->row_max    ? "row_max"
+                                            : "tokens",
+                            p->mask || p->block_mask ? ", and forbid pairs by a score of -inf" : "");
+    if (d->split != ATTUNE_QUERIES_BY_SEQUENCE && d->split != ATTUNE_QUERIES_BY_HEAD)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "desc.split is %d, expected an attune_query_split", (int)d->split);
+    if (d->chunk < 1 || d->chunk > INT32_MAX)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "desc.chunk is %lld, expected 1 to %d", (long long)d->chunk,
+                            INT32_MAX);
+    return ATTUNE_OK;
+}
+
+static attune_status make_plan(attune_decode *made, const attune_problem *problem, const attune_kernel_options *options)
+{
+    attune_distributed *d = &made->base;
+    attune_problem p = *problem;
+    attune_expr *score = NULL;
+    const int64_t most = keys_of(made, d->transport.rank, d->shape.kv_len);
+    p.kv_len = most ? most : 1;
+    p.lse = true;
+    if (d->transport.size > 1) {
+        ATTUNE__TRY(upload(d->device, made->q_len, made->q_len, 0, 0, &d->positions));
+        ATTUNE__TRY(upload(d->device, p.kv_len, made->chunk, made->chunk * (int64_t)d->transport.size,
+                           made->chunk * (int64_t)d->transport.rank, &d->parts[ATTUNE__OWN].positions));
+        ATTUNE__TRY(attune__merger_make(d->device, &d->merger));
+    }
+    ATTUNE__TRY(attune__distributed_score(d, p.score, &score));
+    p.score = score;
+    const attune_status status = attune_plan_create(d->device, &p, options, &d->plan);
+    attune__expr_release(score);
+    return status;
+}
+
+static uint64_t reserve(attune_distributed *d, uint64_t bytes)
+{
+    const uint64_t at = d->workspace;
+    d->workspace += attune__round_up64(bytes, 256);
+    return at;
+}
+
+static void lay_out(attune_decode *made)
+{
+    attune_distributed *d = &made->base;
+    const attune__shape *s = &d->shape;
+    const uint32_t size = d->transport.size;
+    const share own = share_of(made, d->transport.rank);
+    const attune_dtype real = attune__shape_real(s);
+    const uint64_t rows = (uint64_t)(s->batch * s->heads * made->q_len), mine = (uint64_t)(own.blocks * own.rows);
+    const uint64_t element = attune_dtype_size(real);
+    if (size > 1) {
+        made->lse_row = attune__round_up64(rows * s->head_dim_v * element, 256);
+        made->q_at = reserve(d, rows * s->head_dim * attune_dtype_size(s->q_dtype));
+        made->o_at = reserve(d, made->lse_row + rows * element);
+        made->mine_lse = attune__round_up64(mine * s->head_dim_v * element, 256);
+        made->mine_size = made->mine_lse + attune__round_up64(mine * element, 256);
+        made->mine_at = reserve(d, made->mine_size * size);
+        d->merge_at = reserve(d, attune__merge_workspace(real, mine, s->head_dim_v, size));
+    }
+    d->plan_at = reserve(d, attune_plan_workspace_size(d->plan));
+}
+
+static attune_status prepare(attune_decode *made, const attune_decode_desc *desc, attune__hash *hash)
+{
+    attune_distributed *d = &made->base;
+    attune_problem p;
+    ATTUNE__TRY(attune__check_not_null(desc->problem, "desc.problem"));
+    ATTUNE__TRY(attune__desc_read(&p, sizeof p, desc->problem, sizeof p, "problem"));
+    ATTUNE__TRY(check_problem(made, &p));
+    ATTUNE__TRY(attune__shape_from_problem(&p, &d->shape));
+    made->q_len = d->q_len = d->shape.q_len;
+    d->rows = made->q_len;
+    ATTUNE__TRY(make_plan(made, &p, desc->options));
+    const size_t blocks = (size_t)share_of(made, 0).blocks;
+    if (blocks > UINT32_MAX / 8 / d->transport.size)
+        return attune__fail(ATTUNE_UNSUPPORTED, "queries by head have %zu messages to each of %u ranks: use fewer",
+                            blocks, d->transport.size);
+    d->messages = attune__alloc(&d->device->host.allocator, blocks * 4 * d->transport.size, sizeof *d->messages);
+    if (!d->messages)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    lay_out(made);
+    attune__hash_add(hash, (uint64_t)made->split);
+    attune__hash_add(hash, (uint64_t)made->chunk);
+    attune__hash_add(hash, (uint64_t)d->shape.q_len);
+    attune__hash_add(hash, (uint64_t)d->shape.kv_len);
+    attune__distributed_hash(d, p.score, hash);
+    return ATTUNE_OK;
+}
+
+attune_status attune_decode_create(attune_device *device, const attune_decode_desc *desc, attune_decode **decode)
+{
+    ATTUNE__TRY(attune__check_not_null(decode, "decode"));
+    *decode = NULL;
+    ATTUNE__TRY(attune__device_check(device));
+    attune_decode_desc given;
+    attune_transport transport;
+    ATTUNE__TRY(attune__desc_read(&given, sizeof given, desc, sizeof given, "desc"));
+    ATTUNE__TRY(attune__distributed_transport(given.transport, &transport));
+    attune_decode *made = attune__alloc(&device->host.allocator, 1, sizeof *made);
+    if (!made) {
+        transport.abort(transport.user);
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    }
+    made->base.device = attune__device_retain(device);
+    made->base.transport = transport;
+    made->split = given.split;
+    made->chunk = given.chunk ? given.chunk : 256;
+    attune__hash hash = attune__hash_begin();
+    attune_status status = prepare(made, &given, &hash);
+    status = attune__distributed_agree(&made->base, hash, status);
+    if (status == ATTUNE_OK)
+        *decode = made;
+    else
+        attune_decode_destroy(made);
+    return status;
+}
+
+void attune_decode_destroy(attune_decode *decode)
+{
+    attune_distributed_destroy((attune_distributed *)decode);
+}
+
+uint64_t attune_decode_workspace_size(const attune_decode *decode)
+{
+    return decode ? decode->base.workspace : 0;
+}
+
+/* ------------------------------------------------------------------------------------------------------------ calls */
+
+typedef struct call {
+    attune__distributed_call base;
+    const attune_decode *d;
+    attune_forward_args args;
+    int64_t kv_len;
+    share own;
+    attune_tensor q, o, lse; /* of this rank */
+    double seconds;
+} call;
+
+/* q, o or LSE of all queries, in the workspace. */
+static attune_tensor whole(const call *c, uint64_t at, attune_dtype dtype, uint32_t columns)
+{
+    const attune__shape *s = &c->d->base.shape;
+    const attune_tensor like = {.size = {s->batch, s->heads, c->d->q_len, columns}};
+    return attune__workspace_tensor(c->args.workspace, c->args.workspace_offset + at, dtype, &like, columns ? 4 : 3);
+}
+
+static attune_tensor whole_o(const call *c)
+{
+    const attune__shape *s = &c->d->base.shape;
+    return whole(c, c->d->o_at, attune__distributed_partial(&c->d->base, s->o_dtype), s->head_dim_v);
+}
+
+static attune_tensor whole_lse(const call *c)
+{
+    return whole(c, c->d->o_at + c->d->lse_row, attune__shape_real(&c->d->base.shape), 0);
+}
+
+/* The part of a tensor of all queries that is this rank's. */
+static attune_tensor own_part(const call *c, attune_tensor t)
+{
+    const uint32_t dimension = c->d->split == ATTUNE_QUERIES_BY_HEAD;
+    t.offset += (uint64_t)(c->own.first * t.stride[dimension]) * attune_dtype_size(t.dtype);
+    t.size[dimension] = c->own.count;
+    return t;
+}
+
+/* The results of this rank's queries that another rank computed. */
+static attune_tensor returned(const call *c, uint32_t rank, bool of_lse)
+{
+    const attune__shape *s = &c->d->base.shape;
+    attune_tensor like = of_lse ? whole_lse(c) : whole_o(c);
+    like.size[c->d->split == ATTUNE_QUERIES_BY_HEAD] = c->own.count;
+    const uint64_t at = c->d->mine_at + rank * c->d->mine_size + (of_lse ? c->d->mine_lse : 0);
+    return attune__workspace_tensor(c->args.workspace, c->args.workspace_offset + at,
+                                    of_lse ? attune__shape_real(s) : like.dtype, &like, of_lse ? 3 : 4);
+}
+
+/* The columns of a row: 1 of LSE. */
+static int64_t columns_of(const attune_tensor *t)
+{
+    return t->rank == 4 ? t->size[3] : 1;
+}
+
+/* Adds the messages of the blocks of a rank: in a tensor of all queries, or in one of that rank's alone. */
+static uint32_t list_blocks(const call *c, uint32_t peer, uint32_t owner, const attune_tensor *t, bool of_all,
+                            attune_message *to)
+{
+    const share own = share_of(c->d, owner);
+    const uint64_t element = attune_dtype_size(t->dtype), row = (uint64_t)columns_of(t) * element;
+    if (!own.rows)
+        return 0;
+    for (int64_t i = 0; i < own.blocks; i++) {
+        const int64_t first = of_all ? block_row(c->d, &own, i) : i * own.rows;
+        to[i] = (attune_message){.peer = peer,
+                                 .buffer = t->buffer,
+                                 .offset = t->offset + (uint64_t)first * row,
+                                 .size = (uint64_t)own.rows * row};
+        to[i].memory = attune__distributed_memory(t->buffer, to[i].offset);
+    }
+    return (uint32_t)own.blocks;
+}
+
+static bool has_keys(const call *c, uint32_t rank)
+{
+    return keys_of(c->d, rank, c->kv_len) > 0;
+}
+
+static attune_status exchange_queries(const call *c)
+{
+    const attune_distributed *d = &c->d->base;
+    const attune_tensor all = whole(c, c->d->q_at, d->shape.q_dtype, d->shape.head_dim);
+    const uint32_t rank = d->transport.rank;
+    attune_message *to = d->messages;
+    uint32_t sends = 0, receives = 0;
+    for (uint32_t peer = 0; peer < d->transport.size; peer++)
+        if (peer != rank && has_keys(c, peer))
+            sends += list_blocks(c, peer, rank, &c->q, false, to + sends);
+    to += sends;
+    for (uint32_t peer = 0; peer < d->transport.size && has_keys(c, rank); peer++)
+        if (peer != rank)
+            receives += list_blocks(c, peer, peer, &all, true, to + receives);
+    return attune__distributed_exchange(&c->base, sends, receives);
+}
+
+static attune_status exchange_results(const call *c)
+{
+    const attune_distributed *d = &c->d->base;
+    const attune_tensor o = whole_o(c), lse = whole_lse(c);
+    const uint32_t rank = d->transport.rank;
+    attune_message *to = d->messages;
+    uint32_t sends = 0, receives = 0;
+    for (uint32_t peer = 0; peer < d->transport.size && has_keys(c, rank); peer++)
+        if (peer != rank) {
+            sends += list_blocks(c, peer, peer, &o, true, to + sends);
+            sends += list_blocks(c, peer, peer, &lse, true, to + sends);
+        }
+    to += sends;
+    for (uint32_t peer = 0; peer < d->transport.size; peer++)
+        if (peer != rank && has_keys(c, peer)) {
+            const attune_tensor their_o = returned(c, peer, false), their_lse = returned(c, peer, true);
+            receives += list_blocks(c, peer, rank, &their_o, false, to + receives);
+            receives += list_blocks(c, peer, rank, &their_lse, false, to + receives);
+        }
+    return attune__distributed_exchange(&c->base, sends, receives);
+}
+
+/* ----------------------------------------------------------------------------------------------------------- checks */
+
+/* A tensor of this rank's queries; `adjacent`: without gaps. */
+static attune_status check_rows(const call *c, const char *name, attune_dtype dtype, uint32_t columns, bool output,
+                                attune_tensor *t)
+{
+    const attune_distributed *d = &c->d->base;
+    const bool by_head = c->d->split == ATTUNE_QUERIES_BY_HEAD;
+    const attune__tensor_rule rule = {name, d->device, dtype, columns ? 4 : 3, output, columns != 0};
+    const int64_t size[4] = {by_head ? d->shape.batch : c->own.count, by_head ? c->own.count : d->shape.heads,
+                             c->d->q_len, columns};
+    ATTUNE__TRY(attune__tensor_check(t, &rule));
+    int64_t step = 1;
+    for (uint32_t i = rule.rank; i-- > 0; step *= size[i]) {
+        ATTUNE__TRY(attune__check_size(name, t, i, "this rank's", size[i]));
+        if (!output && size[i] > 1 && t->stride[i] != step)
+            return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s.stride[%u] is %lld, expected %lld: it is sent as it lies",
+                                name, i, (long long)t->stride[i], (long long)step);
+    }
+    return ATTUNE_OK;
+}
+
+static attune_status check(call *c)
+{
+    attune_distributed *d = c->base.d;
+    const attune__shape *s = &d->shape;
+    const attune_forward_args *a = &c->args;
+    const int64_t keys = keys_of(c->d, d->transport.rank, c->kv_len);
+    if (a->mask || a->segments || a->segment_count || a->row_max.buffer || a->cache || a->batch)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "args has mask, segments, row_max, cache or batch, which decode over ranks does not: leave "
+                            "them NULL");
+    if (c->kv_len < 1 || c->kv_len > s->kv_len)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "kv_len is %lld, expected 1 to problem.kv_len, %lld",
+                            (long long)c->kv_len, (long long)s->kv_len);
+    if (d->workspace)
+        ATTUNE__TRY(attune__workspace_check(d->device, a->workspace, a->workspace_offset, d->workspace, "the rank"));
+    if (d->workspace && a->workspace->misalignment)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "args.workspace begins %u bytes after a multiple of 8, expected memory aligned to 8 bytes",
+                            a->workspace->misalignment);
+    if (keys && (a->k.rank != 4 || a->k.size[2] != keys))
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "k has %lld keys, but of %lld keys rank %u of %u has %lld, in chunks of %lld",
+                            a->k.rank == 4 ? (long long)a->k.size[2] : 0, (long long)c->kv_len, d->transport.rank,
+                            d->transport.size, (long long)keys, (long long)c->d->chunk);
+    c->q = a->q;
+    c->o = a->o;
+    c->lse = a->lse;
+    if (c->own.count) {
+        ATTUNE__TRY(check_rows(c, "q", s->q_dtype, s->head_dim, false, &c->q));
+        ATTUNE__TRY(check_rows(c, "o", s->o_dtype, s->head_dim_v, true, &c->o));
+        if (c->lse.buffer)
+            ATTUNE__TRY(check_rows(c, "lse", attune__shape_real(s), 0, true, &c->lse));
+    }
+    /* What the symbols of the score expression are bound to. */
+    d->kv_len = c->kv_len;
+    d->parts[ATTUNE__OWN].keys = keys;
+    return ATTUNE_OK;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- compute */
+
+/* attune__merge_part_fn of one tensor */
+static attune__merge_part copied(const void *user, uint32_t index)
+{
+    (void)index;
+    return (attune__merge_part){.o = *(const attune_tensor *)user};
+}
+
+/* Into q of all queries. */
+static attune_status copy_own(call *c)
+{
+    const attune__shape *s = &c->d->base.shape;
+    if (!c->own.count)
+        return ATTUNE_OK;
+    const attune_tensor to = own_part(c, whole(c, c->d->q_at, s->q_dtype, s->head_dim));
+    return attune__distributed_merge(&c->base, &to, NULL, 1, copied, &c->q);
+}
+
+static attune_status compute(call *c)
+{
+    const attune_distributed *d = &c->d->base;
+    attune__forward_call resolved;
+    attune_forward_args a = c->args;
+    attune__distributed_symbols found;
+    double seconds = 0;
+    attune__distributed_find_symbols(&c->base, ATTUNE__OWN, &found);
+    a.captures = found.captures;
+    a.capture_count = found.capture_count;
+    a.parameters = found.parameters;
+    a.parameter_count = found.parameter_count;
+    a.workspace_offset += d->plan_at;
+    if (d->transport.size > 1) {
+        a.q = whole(c, c->d->q_at, d->shape.q_dtype, d->shape.head_dim);
+        a.o = whole(c, c->d->o_at, d->shape.o_dtype, d->shape.head_dim_v);
+        a.lse = whole_lse(c);
+    }
+    ATTUNE__TRY(attune__forward_resolve_at(d->plan, &a, NULL, &resolved));
+    if (d->transport.size > 1) {
+        resolved.call.o = whole_o(c);
+        resolved.call.part = true;
+    }
+    /* Rank 0 always has keys. */
+    if (d->transport.rank)
+        resolved.call.sinks.buffer = NULL;
+    resolved.call.seconds = a.seconds ? &seconds : NULL;
+    ATTUNE__TRY(attune__plan_forward(d->plan, c->base.queue, &resolved.call, &c->base.value));
+    c->seconds += seconds;
+    return ATTUNE_OK;
+}
+
+/* attune__merge_part_fn: ranks with keys are the first, because keys are dealt in their order. */
+static attune__merge_part result_at(const void *user, uint32_t rank)
+{
+    const call *c = user;
+    if (rank == c->d->base.transport.rank)
+        return (attune__merge_part){.o = own_part(c, whole_o(c)), .lse = own_part(c, whole_lse(c))};
+    return (attune__merge_part){.o = returned(c, rank, false), .lse = returned(c, rank, true)};
+}
+
+static attune_status run(call *c)
+{
+    const attune_distributed *d = &c->d->base;
+    const bool several = d->transport.size > 1;
+    ATTUNE__TRY(check(c));
+    if (several) {
+        ATTUNE__TRY(exchange_queries(c));
+        if (has_keys(c, d->transport.rank))
+            ATTUNE__TRY(copy_own(c));
+        ATTUNE__TRY(attune__distributed_finish(&c->base));
+    }
+    if (has_keys(c, d->transport.rank))
+        ATTUNE__TRY(compute(c));
+    if (several) {
+        uint32_t parts = 0;
+        while (parts < d->transport.size && has_keys(c, parts))
+            parts++;
+        ATTUNE__TRY(exchange_results(c));
+        ATTUNE__TRY(attune__distributed_finish(&c->base));
+        if (c->own.count)
+            ATTUNE__TRY(attune__distributed_merge(&c->base, &c->o, &c->lse, parts, result_at, c));
+    }
+    if (c->args.seconds)
+        *c->args.seconds = c->seconds;
+    return ATTUNE_OK;
+}
+
+attune_status attune_distributed_decode(attune_decode *decode, attune_queue *queue, const attune_forward_args *args,
+                                        int64_t kv_len, attune_completion *completion)
+{
+    ATTUNE__TRY(attune__check_not_null(decode, "decode"));
+    ATTUNE__TRY(attune__distributed_usable(&decode->base));
+    call c = {.base = {.d = &decode->base, .queue = queue}, .d = decode, .kv_len = kv_len};
+    attune_status status = attune__distributed_begin(&c.base, ATTUNE_FORWARD);
+    if (status == ATTUNE_OK)
+        status = attune__desc_read(&c.args, sizeof c.args, args, sizeof c.args, "args");
+    if (status == ATTUNE_OK) {
+        c.own = share_of(decode, decode->base.transport.rank);
+        c.base.workspace = c.args.workspace;
+        c.base.workspace_offset = c.args.workspace_offset;
+        c.base.captures = c.args.captures;
+        c.base.capture_count = c.args.capture_count;
+        c.base.parameters = c.args.parameters;
+        c.base.parameter_count = c.args.parameter_count;
+        c.base.seconds = c.args.seconds ? &c.seconds : NULL;
+        status = run(&c);
+    }
+    return attune__distributed_end(&c.base, status, completion);
+}

@@ -1,0 +1,246 @@
+/* SPDX-License-Identifier: MIT */
+/* Decode over keys that are dealt to ranks, which are threads: against float64, and ranks that fail. */
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "distributed/sharing.h"
+#include "support/devices.h"
+
+#define CALLS 2
+
+typedef struct decoding {
+    sharing s;
+    attune_query_split split;
+    int64_t chunk;
+} decoding;
+
+/* A rank's tensors in the caller's memory. */
+typedef struct placed {
+    attune_tensor tensor;
+    char *data;
+    size_t bytes;
+} placed;
+
+/* Contiguous; nothing if a size is 0. */
+static placed place(attune_device *device, attune_dtype dtype, uint32_t rank, const int64_t *size)
+{
+    placed p = {.tensor = {.dtype = dtype, .rank = rank}};
+    int64_t elements = 1;
+    for (uint32_t i = 0; i < rank; i++)
+        elements *= p.tensor.size[i] = size[i];
+    p.bytes = (size_t)elements * attune_dtype_size(dtype);
+    if (!p.bytes)
+        return (placed){.data = NULL};
+    p.data = malloc(p.bytes);
+    if (!p.data || attune_buffer_wrap(device, p.data, p.bytes, &p.tensor.buffer) != ATTUNE_OK)
+        abort();
+    return p;
+}
+
+static void displace(placed *p)
+{
+    attune_buffer_destroy(p->tensor.buffer);
+    free(p->data);
+}
+
+/* Copies elements [b0 + b, h0 + h, index[row] or row] between a rank's tensor and the whole. */
+static void move(const placed *p, const array *whole, int64_t b0, int64_t h0, const int64_t *index, bool out)
+{
+    const size_t row = (size_t)(whole->rank == 4 ? whole->size[3] : 1) * attune_dtype_size(whole->dtype);
+    const int64_t *size = p->tensor.size;
+    char *mine = p->data;
+    for (int64_t b = 0; p->data && b < size[0]; b++)
+        for (int64_t h = 0; h < size[1]; h++)
+            for (int64_t i = 0; i < size[2]; i++, mine += row) {
+                const int64_t at = ((b0 + b) * whole->size[1] + h0 + h) * whole->size[2] + (index ? index[i] : i);
+                char *all = (char *)whole->data + (size_t)at * row;
+                memcpy(out ? all : mine, out ? mine : all, row);
+            }
+}
+
+static void run_rank(void *context, uint32_t rank)
+{
+    decoding *d = context;
+    sharing *s = &d->s;
+    const attention *a = s->a;
+    const bool by_head = d->split == ATTUNE_QUERIES_BY_HEAD;
+    const int64_t *q_size = a->q.size, *k_size = a->k.size, ranks = (int64_t)s->ranks, r = (int64_t)rank;
+    const attune_problem problem = {.struct_size = sizeof problem,
+                                    .dtype = a->q.dtype,
+                                    .kv_dtype = a->k.dtype,
+                                    .o_dtype = a->o_dtype,
+                                    .head_dim = (uint32_t)q_size[3],
+                                    .head_dim_v = (uint32_t)a->v.size[3],
+                                    .batch = q_size[0],
+                                    .kv_batch = k_size[0],
+                                    .heads = q_size[1],
+                                    .kv_heads = k_size[1],
+                                    .q_len = q_size[2],
+                                    .kv_len = k_size[2] + 70,
+                                    .scale = rank == s->other_problem ? 0.125 : a->scale,
+                                    .score = a->score,
+                                    .sinks = a->sinks.data != NULL};
+    const attune_transport transport = rank_transport(&s->group, rank, s->late);
+    const attune_decode_desc desc = {
+        .struct_size = sizeof desc, .transport = &transport, .problem = &problem, .split = d->split, .chunk = d->chunk};
+    attune_decode *decode;
+    attune_status status = s->created[rank] = attune_decode_create(s->device, &desc, &decode);
+    /* Whose queries and keys. */
+    const int64_t all = q_size[by_head], first = all * r / ranks, count = all * (r + 1) / ranks - first;
+    int64_t *index = malloc((size_t)(k_size[2] + 1) * sizeof *index), keys = 0;
+    for (int64_t i = 0; i < k_size[2]; i++)
+        if (i / d->chunk % ranks == r)
+            index[keys++] = i;
+    const int64_t q_local[4] = {by_head ? q_size[0] : count, by_head ? count : q_size[1], q_size[2], q_size[3]};
+    const int64_t o_local[4] = {q_local[0], q_local[1], q_local[2], a->v.size[3]};
+    const int64_t k_local[4] = {k_size[0], k_size[1], keys, k_size[3]};
+    const int64_t v_local[4] = {k_size[0], k_size[1], keys, a->v.size[3]};
+    const int64_t bytes = (int64_t)attune_decode_workspace_size(decode);
+    placed q = place(s->device, a->q.dtype, 4, q_local), o = place(s->device, s->o.dtype, 4, o_local),
+           lse = place(s->device, s->lse.dtype, 3, o_local), k = place(s->device, a->k.dtype, 4, k_local),
+           v = place(s->device, a->v.dtype, 4, v_local), workspace = place(s->device, ATTUNE_U8, 1, &bytes);
+    placed sinks = {.data = NULL}, captures[ATTUNE_EXPR_MAX_SYMBOLS];
+    attune_capture named[ATTUNE_EXPR_MAX_SYMBOLS];
+    const int64_t b0 = by_head ? 0 : first, h0 = by_head ? first : 0;
+    move(&q, &a->q, b0, h0, NULL, false);
+    move(&k, &a->k, 0, 0, index, false);
+    move(&v, &a->v, 0, 0, index, false);
+    if (a->sinks.data) {
+        sinks = place(s->device, a->sinks.dtype, 1, a->sinks.size);
+        memcpy(sinks.data, a->sinks.data, sinks.bytes);
+    }
+    for (uint32_t i = 0; i < a->capture_count; i++) {
+        const attune_array *h = &a->captures[i].array;
+        captures[i] = place(s->device, h->dtype, h->rank, h->size);
+        memcpy(captures[i].data, h->data, captures[i].bytes);
+        named[i] = (attune_capture){a->captures[i].name, captures[i].tensor};
+    }
+    const attune_forward_args args = {.struct_size = sizeof args,
+                                      .q = q.tensor,
+                                      .k = k.tensor,
+                                      .v = v.tensor,
+                                      .o = o.tensor,
+                                      .lse = lse.tensor,
+                                      .captures = named,
+                                      .capture_count = a->capture_count,
+                                      .parameters = a->parameters,
+                                      .parameter_count = a->parameter_count,
+                                      .sinks = sinks.tensor,
+                                      .workspace = workspace.tensor.buffer};
+    char *once = o.bytes ? malloc(o.bytes) : NULL;
+    for (int i = 0; status == ATTUNE_OK && i < CALLS; i++) {
+        if (workspace.data)
+            memset(workspace.data, 0xa5 + i, workspace.bytes);
+        status = attune_distributed_decode(decode, attune_device_queue(s->device), &args,
+                                           rank == s->bad_call ? 0 : k_size[2], NULL);
+        s->differs[rank] |= i && once && memcmp(once, o.data, o.bytes) != 0;
+        if (once)
+            memcpy(once, o.data, o.bytes);
+    }
+    s->status[rank] = status;
+    if (status != ATTUNE_OK) {
+        strncpy(s->message[rank], attune_last_error(), sizeof s->message[rank] - 1);
+    } else {
+        move(&o, &s->o, b0, h0, NULL, true);
+        move(&lse, &s->lse, b0, h0, NULL, true);
+    }
+    placed *const placed_tensors[] = {&q, &o, &lse, &k, &v, &workspace, &sinks};
+    for (size_t i = 0; i < sizeof placed_tensors / sizeof placed_tensors[0]; i++)
+        displace(placed_tensors[i]);
+    for (uint32_t i = 0; i < a->capture_count; i++)
+        displace(&captures[i]);
+    free(once);
+    free(index);
+    attune_decode_destroy(decode);
+}
+
+static void run_case(decoding *d, const attention_case *given, attune_dtype dtype, uint64_t number)
+{
+    static const uint32_t ranks[] = {1, 2, 3, 4, 7, 11};
+    static const int64_t chunks[] = {16, 1, 100, 37};
+    attention_case c = dtype == ATTUNE_F64 ? case_unmixed(given) : *given;
+    sharing *s = &d->s;
+    attention a;
+    failure why;
+    s->c = &c;
+    s->ranks = ranks[number % 6];
+    d->chunk = chunks[number / 6 % 4];
+    d->split = number / 2 % 2 ? ATTUNE_QUERIES_BY_HEAD : ATTUNE_QUERIES_BY_SEQUENCE;
+    cr_assert(case_instantiate(s->instance, &c, dtype, test_seed() + number, &a, &why), "%s", why.message);
+    sharing_begin(s, &a, number);
+    rank_group_run(&s->group, run_rank, d);
+    bool done = true;
+    for (uint32_t r = 0; r < s->ranks; r++) {
+        done = done && s->status[r] == ATTUNE_OK;
+        cr_expect_eq(s->status[r], ATTUNE_OK, "%s, rank %u of %u: %s", c.name, r, s->ranks, s->message[r]);
+        cr_expect_not(s->differs[r], "%s, rank %u of %u: a repeated call differs", c.name, r, s->ranks);
+    }
+    if (done)
+        sharing_compare(s, dtype);
+    sharing_end(s);
+    case_release(&a);
+}
+
+#define DECODE(label, b, h, g, q, kv, d)                                                                               \
+    .name = label, .batch = b, .kv_batch = b, .heads = h, .kv_heads = g, .q_len = q, .kv_len = kv, .head_dim = d
+
+Test(distributed_decode, cases)
+{
+    static const attune_dtype dtypes[] = {ATTUNE_F32, ATTUNE_BF16, ATTUNE_F64, ATTUNE_F16};
+    static const attention_case cases[] = {
+        {DECODE("dense", 3, 4, 2, 1, 500, 64)},
+        {DECODE("one_key", 2, 3, 3, 1, 1, 32)},
+        {DECODE("drafts", 1, 8, 2, 5, 211, 32), .head_dim_v = 64,
+         .score = "kv <= kv_len - q_len + q ? score : -1.0 / 0.0"},
+        {DECODE("positions", 2, 4, 4, 2, 300, 32), .score = "kv % 3 == q ? score - 0.01 * (kv_len - kv) : -1.0 / 0.0"},
+        {DECODE("captures", 2, 4, 2, 1, 97, 32), .score = "score + half_bias[kv] + slope[h]"},
+        {DECODE("sinks", 2, 4, 2, 1, 150, 32), .sinks = true},
+        {DECODE("mixed", 2, 2, 1, 1, 120, 32), .kv_dtype = ATTUNE_BF16, .o_dtype = ATTUNE_F32},
+    };
+    static decoding d;
+    sharing_open(&d.s);
+    for (uint64_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (uint64_t n = 0; n < 6; n++)
+            run_case(&d, &cases[i], dtypes[(i + n) % 4], n + 7 * i);
+    sharing_close(&d.s);
+}
+
+/* Every rank returns an error, and none waits for it. */
+Test(distributed_decode, a_rank_fails, .timeout = 60)
+{
+    static const attention_case c = {DECODE("fails", 4, 2, 1, 1, 100, 16)};
+    static const rank_fault faults[] = {
+        {.gather = true, .rank = 1},
+        {.exchange = true, .rank = 2},
+        {.exchange = true, .rank = 0, .after = 1}, /* results */
+        {.finish = true, .rank = 3},
+        {.rank = 0}, /* a rank's argument */
+        {.rank = 0}, /* a rank's problem */
+    };
+    enum { COUNT = sizeof faults / sizeof *faults };
+    static decoding d = {.chunk = 8};
+    sharing *s = &d.s;
+    attention a;
+    failure why;
+    sharing_open(s);
+    s->c = &c;
+    s->ranks = 4;
+    cr_assert(case_instantiate(s->instance, &c, ATTUNE_F32, 1, &a, &why), "%s", why.message);
+    for (int i = 0; i < COUNT; i++) {
+        sharing_begin(s, &a, 3);
+        s->group.fault = faults[i];
+        s->bad_call = i == COUNT - 2 ? 1 : MOST_RANKS;
+        s->other_problem = i == COUNT - 1 ? 2 : MOST_RANKS;
+        rank_group_run(&s->group, run_rank, &d);
+        for (uint32_t r = 0; r < 4; r++)
+            cr_expect_neq(s->status[r], ATTUNE_OK, "fault %d, rank %u", i, r);
+        if (i == COUNT - 2)
+            cr_expect(strstr(s->message[1], "kv_len is 0"), "%s", s->message[1]);
+        if (i == COUNT - 1)
+            cr_expect(s->created[0] == ATTUNE_INVALID_ARGUMENT && strstr(s->message[0], "rank 2"), "%s", s->message[0]);
+        sharing_end(s);
+    }
+    case_release(&a);
+    sharing_close(s);
+}
