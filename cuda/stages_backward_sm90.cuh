@@ -214,6 +214,8 @@ __device__ __forceinline__ void finish_capture_gradients(const attune_cuda_argum
         int kv = *(const volatile int *)&c.kv + first_key_of_thread(group);
         if (next.flags & TILE_END || next.h != h || next.b != b)
             flush_head_sums({a, g, b, h, 0, kv}, memory);
+        /* The caller releases the stage without one, and all lanes have read the descriptor. */
+        __syncwarp();
     }
 }
 

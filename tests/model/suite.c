@@ -114,6 +114,7 @@ static const model_case hopper[] = {
     {.architecture = "90", .row = CASE_head_192_128, .dtype = ATTUNE_BF16, .gradients = true},
     {.architecture = "90", .row = CASE_head_256, .dtype = ATTUNE_F16, .gradients = true},
     {.architecture = "90", .row = CASE_decode_few, .dtype = ATTUNE_BF16},
+    {.architecture = "90", .row = CASE_half_bias, .dtype = ATTUNE_F16, .gradients = true},
 };
 
 static const model_case hopper_faults[] = {
