@@ -414,15 +414,15 @@ static void compare_rows(const serving *s, const int *claims, const guarded *g, 
 
 /* Lengths, tables and slots that are wrong: the CPU's results, which tests/api/serving.c states, and nothing written
  * around them. */
-Test(serving_limits, vulkan)
+static void run_wrong(const char *backend, bool appends)
 {
     attune_instance *instance;
     attune_device *device;
     OK(attune_instance_create(NULL, &instance));
-    device = device_or_skip(instance, "vulkan");
+    device = device_or_skip(instance, backend);
     random_state r = {test_seed() * 77 + 5};
     serving s;
-    guarded g[2]; /* Vulkan's and the CPU's */
+    guarded g[2]; /* the device's and the CPU's */
     failure why;
     draw(instance, &(shape){7, 2, 2, 16, 8, 12, 40, false}, 5, &s);
     GOOD(array_create(&s.kv_first, ATTUNE_I32, 1, s.kv_len.size, &why));
@@ -450,7 +450,7 @@ Test(serving_limits, vulkan)
             run(g[i].device, g[i].plan, &g[i].call);
             read_guarded(&g[i], 0);
             /* Two rows of one key leave it undefined. */
-            if (twice)
+            if (twice || !appends)
                 continue;
             OK(attune_append(g[i].plan, attune_device_queue(g[i].device), &append, &done));
             OK(attune_completion_wait(done, UINT64_MAX));
@@ -466,4 +466,14 @@ Test(serving_limits, vulkan)
     guarded_destroy(&g[1]);
     undraw(&s);
     attune_instance_destroy(instance);
+}
+
+Test(serving_limits, vulkan)
+{
+    run_wrong("vulkan", true);
+}
+
+Test(serving_limits, opencl)
+{
+    run_wrong("opencl", false);
 }
