@@ -329,7 +329,7 @@ static bool find_entry(const loaded *l, const char *name, int rank, function *f)
 /* The other CTA of a cluster has a copy of the library, and so its own shared memory and special registers. */
 static bool load_peer(loaded *l)
 {
-    char path[sizeof l->path + 8], command[3 * sizeof path];
+    char path[sizeof l->path + 8], command[4 * sizeof path + 64];
     snprintf(path, sizeof path, "%s.peer", l->path);
     snprintf(command, sizeof command, "cp '%s' '%s.%ld' && mv '%s.%ld' '%s'", l->path, path, (long)getpid(), path,
              (long)getpid(), path);
