@@ -33,7 +33,7 @@ static mbarrier *known(cta *c, uint32_t address, const char *what, void *pc)
     return b;
 }
 
-/* 9.7.13.15.9 mbarrier.init */
+/* mbarrier.init */
 void model_barrier_init(uint32_t address, int count)
 {
     void *pc = __builtin_return_address(0);
@@ -54,7 +54,7 @@ void model_barrier_init(uint32_t address, int count)
     b->agent = c->first_agent + (int)model_launch->dimensions.x + model_readers + c->mbarrier_count++;
 }
 
-/* 9.7.13.4 fence.mbarrier_init: copies and the cluster see this thread's mbarriers. */
+/* fence.mbarrier_init: copies and the cluster see this thread's mbarriers. */
 void model_fence_barrier_init(void)
 {
     for (int i = 0; i < model_cta->mbarrier_count; i++)
@@ -62,7 +62,7 @@ void model_fence_barrier_init(void)
             model_cta->mbarriers[i].fenced = true;
 }
 
-/* 9.7.13.15.5: the phase is complete when no arrivals and no bytes are pending. */
+/* "Phase of the mbarrier object": it is complete when no arrivals and no bytes are pending. */
 static void complete_phase(mbarrier *b)
 {
     if (b->pending || b->bytes)
@@ -89,7 +89,7 @@ static void arrive(mbarrier *b, void *pc)
     complete_phase(b);
 }
 
-/* 9.7.13.15.13 mbarrier.arrive, with release. At the peer's barrier: .shared::cluster. */
+/* mbarrier.arrive, with release. At the peer's barrier: .shared::cluster. */
 void model_barrier_arrive(uint32_t address, int peer)
 {
     void *pc = __builtin_return_address(0);
@@ -98,7 +98,7 @@ void model_barrier_arrive(uint32_t address, int peer)
     arrive(known(peer ? &model_ctas[model_cta->rank ^ 1] : model_cta, address, "arrives at", pc), pc);
 }
 
-/* 9.7.13.15.11 mbarrier.expect_tx */
+/* mbarrier.expect_tx */
 void model_barrier_expect(uint32_t address, uint32_t bytes, int arrives)
 {
     void *pc = __builtin_return_address(0);
@@ -111,7 +111,7 @@ void model_barrier_expect(uint32_t address, uint32_t bytes, int arrives)
         arrive(b, pc);
 }
 
-/* 9.7.13.15.16 mbarrier.try_wait.parity: the phase of this parity is the current one, or the one before it. */
+/* mbarrier.try_wait.parity: the phase of this parity is the current one, or the one before it. */
 void model_barrier_wait(uint32_t address, uint32_t parity)
 {
     void *pc = __builtin_return_address(0);
@@ -183,8 +183,8 @@ static void begin(bulk_copy *c, uint32_t barrier, void *pc)
     push(c);
 }
 
-/* 5.5.3.3 of the manual's "Tensors": of a tile with the 128-byte swizzle, address bits 4 to 6 are XORed with bits 7 to
- * 9. 5.5.2.1: elements outside the tensor are zero. */
+/* "Tensors", "Swizzling Modes": of a tile with the 128-byte swizzle, address bits 4 to 6 are XORed with bits 7 to
+ * 9. "Bounding Box": elements outside the tensor are zero. */
 static void load_tile(const bulk_copy *c)
 {
     const model_tensor_map *m = &c->map;
@@ -264,7 +264,7 @@ bool model_bulk_complete(void)
     return true;
 }
 
-/* 9.7.9.27.1.2 cp.async.bulk.tensor */
+/* cp.async.bulk.tensor */
 void model_tensor_load(uint32_t to, const void *map, uint32_t barrier, const int *at)
 {
     void *pc = __builtin_return_address(0);
@@ -280,7 +280,7 @@ void model_tensor_load(uint32_t to, const void *map, uint32_t barrier, const int
     begin(&c, barrier, pc);
 }
 
-/* 9.7.9.25.4.1 cp.async.bulk */
+/* cp.async.bulk */
 void model_bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier)
 {
     void *pc = __builtin_return_address(0);
@@ -291,7 +291,7 @@ void model_bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t bar
     begin(&c, barrier, pc);
 }
 
-/* 9.7.9.25.4.2 cp.reduce.async.bulk, and its commit_group */
+/* cp.reduce.async.bulk, and its commit_group */
 void model_bulk_add(float *to, uint32_t from, uint32_t bytes)
 {
     void *pc = __builtin_return_address(0);
@@ -314,7 +314,7 @@ void model_bulk_add(float *to, uint32_t from, uint32_t bytes)
     push(&(bulk_copy){.kind = ADD_BULK, .from_cta = c, .from = from, .bytes = bytes, .sums = to, .by = me});
 }
 
-/* 9.7.9.25.4.5 cp.async.bulk.wait_group 0 */
+/* cp.async.bulk.wait_group 0 */
 void model_bulk_wait(int read_only)
 {
     thread *me = model_now;
@@ -340,7 +340,7 @@ static cta *peer_of(void *pc)
     return &model_ctas[model_cta->rank ^ 1];
 }
 
-/* 9.7.9.25.4.1 cp.async.bulk from shared::cta to shared::cluster */
+/* cp.async.bulk from shared::cta to shared::cluster */
 void model_copy_peer(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier)
 {
     void *pc = __builtin_return_address(0);
@@ -355,7 +355,7 @@ void model_copy_peer(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrie
     model_peer_read(model_cta, from, bytes, b->agent, b->phase + 1, pc);
 }
 
-/* 9.7.9.13 st.async */
+/* st.async */
 void model_store_peer(uint32_t to, uint32_t value, uint32_t barrier)
 {
     void *pc = __builtin_return_address(0);

@@ -5,7 +5,7 @@
 
 #include "tests/model/model.h"
 
-/* 9.7.9.6 shfl.sync, .idx and .up: a lane whose source is not in range keeps its own value. */
+/* shfl.sync, .idx and .up: a lane whose source is not in range keeps its own value. */
 static void shuffle(const warp *w)
 {
     for (int lane = 0; lane < 32; lane++) {
@@ -20,7 +20,7 @@ static void shuffle(const warp *w)
     }
 }
 
-/* 9.7.13.10 vote.sync.ballot */
+/* vote.sync.ballot */
 static void vote(const warp *w)
 {
     uint32_t lanes = 0;
@@ -32,7 +32,7 @@ static void vote(const warp *w)
             ((uint32_t *)w->arguments[lane])[1] = lanes;
 }
 
-/* 9.7.14.5.15 ldmatrix, 9.7.14.5.16 stmatrix, .m8n8.x4.b16: lane l has the address of row l % 8 of matrix l / 8. Of
+/* ldmatrix, stmatrix, .m8n8.x4.b16: lane l has the address of row l % 8 of matrix l / 8. Of
  * each matrix a lane has elements 2 (l % 4) and the next one of row l / 4; with .trans, of column l / 4. */
 static void matrices(const warp *w, int first)
 {
@@ -100,7 +100,7 @@ float model_truncated(double x)
     return y;
 }
 
-/* 9.7.14.5.8 mma.m16n8k16 with f16 and bf16, 9.7.14.5.7 mma.m16n8k8 with tf32. Of the registers of lane 4 g + t: A's
+/* mma.m16n8k16 with f16 and bf16, mma.m16n8k8 with tf32. Of the registers of lane 4 g + t: A's
  * have rows g and g + 8, first of the lower half of the columns, then of the upper one; B's have column g. */
 static void multiply(const warp *w)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * 9.7.9.25.3 cp.async: a thread's copies are complete once it has waited for their commit group, and visible to it
+ * cp.async: a thread's copies are complete once it has waited for their commit group, and visible to it
  * alone then; others need a barrier. Until then they may have happened or not: each is done at once or at the wait.
  */
 #include <stdlib.h>

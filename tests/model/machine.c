@@ -210,7 +210,7 @@ void model_tick(thread *t)
     t->clock[t->agent]++;
 }
 
-/* 9.7.13.4 fence.proxy.async: what happened before it is ordered before later accesses by the asynchronous proxy. */
+/* fence.proxy.async: what happened before it is ordered before later accesses by the asynchronous proxy. */
 static void fence_async(void)
 {
     uint32_t *clock = model_now->clock;
@@ -219,7 +219,7 @@ static void fence_async(void)
 
 /* ------------------------------------------------------------------------------------------------------------ warps */
 
-/* 9.7.19.5 setmaxnreg: more registers are waited for until other warps have released them. */
+/* setmaxnreg: more registers are waited for until other warps have released them. */
 static void set_registers(warp *w, int registers)
 {
     static const char what[] = "registers of setmaxnreg";
@@ -234,8 +234,8 @@ static void set_registers(warp *w, int registers)
             model_threads[i].state = THREAD_READY;
 }
 
-/* 9.7.14: an instruction with .sync waits until all lanes of its mask execute it; with .aligned these are the whole
- * warp. 9.7.13.2 bar.warp.sync orders the lanes' accesses; the others do not. */
+/* An instruction with .sync waits until all lanes of its mask execute it; with .aligned these are the whole
+ * warp. bar.warp.sync orders the lanes' accesses; the others do not. */
 static void collective(model_collective kind, uint32_t mask, void *arguments)
 {
     void *pc = __builtin_return_address(0);
@@ -320,7 +320,7 @@ static int meet(named_barrier *b, int count, int arrive_only, int value, const c
     return b->result;
 }
 
-/* 9.7.13.1 bar: the barrier completes once `count` threads have come, and orders what they did before it before what
+/* bar: the barrier completes once `count` threads have come, and orders what they did before it before what
  * those that wait do after it. */
 static int barrier(int number, int count, int arrive_only, int value)
 {
@@ -334,7 +334,7 @@ static int barrier(int number, int count, int arrive_only, int value)
     return meet(b, count, arrive_only, value, "a barrier", pc);
 }
 
-/* 9.7.13.3 barrier.cluster, of all threads of the cluster. */
+/* barrier.cluster, of all threads of the cluster. */
 static void cluster_sync(void)
 {
     meet(&cluster_barrier, threads, 0, 0, "the barrier of the cluster", __builtin_return_address(0));

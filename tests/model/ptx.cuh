@@ -13,26 +13,25 @@ typedef unsigned long long u64;
 
 /* ------------------------------------------------------------------------------------------------------- arithmetic */
 
-/* 9.7.3.21 ex2: .ftz flushes subnormal inputs and results to zero with their sign. */
+/* ex2: .ftz flushes subnormal inputs and results to zero with their sign. */
 __device__ __forceinline__ float exp2_fast(float x)
 {
     float y = exp2f(x);
     return y < 1.17549435e-38f ? 0.0f : y;
 }
 
-/* 9.7.3.22 tanh: within 2^-11. */
+/* tanh: within 2^-11. */
 __device__ __forceinline__ float tanh_fast(float x)
 {
     return tanhf(x);
 }
 
-/* 9.7.8.1 and */
 __device__ __forceinline__ float clear_sign(float x)
 {
     return __uint_as_float(__float_as_uint(x) & 0x7fffffffu);
 }
 
-/* 9.7.9.21 cvt, from f16: exact. */
+/* cvt, from f16: exact. */
 __device__ __forceinline__ float half_to_float(unsigned short bits)
 {
     u32 sign = (u32)(bits & 0x8000) << 16, exponent = bits >> 10 & 31, fraction = bits & 0x3ff;
@@ -85,7 +84,7 @@ __device__ __forceinline__ u32 round_tf32(float x)
     return (bits & 0x7f800000u) == 0x7f800000u ? (x != x ? 0x7fffffffu : bits) : (bits + 0x1000u) & 0xffffe000u;
 }
 
-/* ----------------------------------------------------------------------------------------------- special registers */
+/* ------------------------------------------------------------------------------------------------ special registers */
 
 /* 10.1 %tid, 10.6 %ctaid, 10.7 %nctaid */
 __device__ __forceinline__ int thread_index_remat()
@@ -119,7 +118,7 @@ __device__ __forceinline__ u32 shared_address(const void *p)
     return (u32)__cvta_generic_to_shared(p);
 }
 
-/* 9.7.9.8 ld, 9.7.9.11 st: vectors need their own size as alignment, which the machine checks. */
+/* ld, st: vectors need their own size as alignment, which the machine checks. */
 template <typename T> __device__ __forceinline__ void load_shared(T &x, u32 from)
 {
     T loaded;
@@ -176,7 +175,7 @@ __device__ __forceinline__ u32 load_acquire(const u32 *word)
     return *word;
 }
 
-/* 9.7.13.6 red */
+/* red.global.add */
 __device__ __forceinline__ void add_global(float *to, float x)
 {
     *to += x;
@@ -187,7 +186,7 @@ __device__ __forceinline__ void add_global_4(float *to, float x, float y, float 
     to[0] += x, to[1] += y, to[2] += z, to[3] += w;
 }
 
-/* ------------------------------------------------------------------------------------------------- 9.7.9.25 cp.async
+/* ------------------------------------------------------------------------------------------------------------ cp.async
  */
 
 __device__ __forceinline__ void copy_async(u32 to, const void *from, bool valid)
@@ -210,7 +209,7 @@ template <int PENDING> __device__ __forceinline__ void copy_wait()
     model->copy_wait(PENDING);
 }
 
-/* ------------------------------------------------------------------------------------- 9.7.14 matrices of a warp */
+/* ----------------------------------------------------------------------------------------------- matrices of a warp */
 
 __device__ __forceinline__ void model_load_matrices(model_collective kind, u32 (&r)[4], u32 address)
 {
@@ -259,7 +258,7 @@ __device__ __forceinline__ void multiply_bf16(float (&c)[4], const u32 (&a)[4], 
     model_multiply(MODEL_MMA_BF16, c, a, b0, b1);
 }
 
-/* ------------------------------------------------------------------------------------- 9.7.13.1 named barriers */
+/* --------------------------------------------------------------------------------------------------- named barriers */
 
 template <int COUNT> __device__ __forceinline__ void named_sync(int barrier)
 {
@@ -294,7 +293,7 @@ __device__ __forceinline__ void cluster_sync()
     model->cluster_sync();
 }
 
-/* ------------------------------------------------------------------------------------------- 9.7.13.15 mbarriers */
+/* -------------------------------------------------------------------------------------------------------- mbarriers */
 
 __device__ __forceinline__ void barrier_init(u64 *barrier, int count)
 {
@@ -423,7 +422,7 @@ template <int COUNT> __device__ __forceinline__ void accumulators_done(float (&)
 {
 }
 
-/* ------------------------------------------------------------------------------------------------ registers of a role
+/* ------------------------------------------------------------------------------------------------- registers of a role
  */
 
 __device__ __forceinline__ void model_registers(int registers)

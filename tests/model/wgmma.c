@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * 9.7.15 wgmma. Each warp of a warp group has 16 of the 64 rows, and waits for them alone, so that each is computed by
+ * wgmma. Each warp of a warp group has 16 of the 64 rows, and waits for them alone, so that each is computed by
  * itself; that all four execute the same is checked. A product is computed when it is issued or when it is waited for,
  * at random: in between its operands must not change, and its accumulators are nobody's.
  */
@@ -19,7 +19,7 @@ static int index_of(const warp *w)
 
 /* --------------------------------------------------------------------------------------------------------- operands */
 
-/* 9.7.15.5.1.2.2 the matrix descriptor, in bytes. */
+/* "Matrix Descriptor Format", in bytes. */
 typedef struct descriptor {
     uint32_t start, leading, stride;
 } descriptor;
@@ -35,8 +35,8 @@ static descriptor decode(uint64_t d, void *pc)
     return made;
 }
 
-/* 9.7.15.5.1: the address of an operand's row (or column of B) i and k. K-major: 8 rows of 128 bytes, `stride` apart.
- * M- or N-major: 64 columns of 8 k, which are `stride` apart in k and `leading` in columns. */
+/* "Shared Memory Matrix Layout": the address of an operand's row (or column of B) i and k. K-major: 8 rows of 128
+ * bytes, `stride` apart. M- or N-major: 64 columns of 8 k, which are `stride` apart in k and `leading` in columns. */
 static uint32_t address_of(const descriptor *d, bool k_major, int i, int k)
 {
     const uint32_t at = k_major ? d->start + (uint32_t)i / 8 * d->stride + (uint32_t)i % 8 * 128 + (uint32_t)k * 2
@@ -81,8 +81,8 @@ static float of_register(uint32_t word, int high, bool brain)
     return x;
 }
 
-/* 9.7.15.5.1.1: of the 16 rows of a warp, lane l has rows l / 4 and l / 4 + 8; of D columns 8 j + l % 4 * 2 and the
- * next, of A columns l % 4 * 2 and the next, and those 8 further. */
+/* "Register Fragments": of the 16 rows of a warp, lane l has rows l / 4 and l / 4 + 8; of D columns 8 j + l % 4 * 2 and
+ * the next, of A columns l % 4 * 2 and the next, and those 8 further. */
 static void compute(const warp *w, const pending_wgmma *p)
 {
     static float a[16][16], b[16][256];
@@ -207,7 +207,7 @@ static void compute_until(warp *w, uint32_t end)
         compute(w, &w->pending[w->done_count]);
 }
 
-/* 9.7.15.5.2 wgmma.mma_async */
+/* wgmma.mma_async */
 void model_wgmma_issue(warp *w, int first)
 {
     if (!w->pending) {
@@ -242,20 +242,20 @@ void model_wgmma_issue(warp *w, int first)
         compute_until(w, w->pending_count);
 }
 
-/* 9.7.15.7.1 wgmma.fence */
+/* wgmma.fence */
 void model_wgmma_fence(warp *w)
 {
     for (uint32_t i = 0; i < w->product_count; i++)
         w->products[i].modified = false;
 }
 
-/* 9.7.15.7.2 */
+/* wgmma.commit_group */
 void model_wgmma_commit(warp *w)
 {
     w->group++;
 }
 
-/* 9.7.15.7.3 wgmma.wait_group: all but the last groups are complete; the lanes know what they have read. */
+/* wgmma.wait_group: all but the last groups are complete; the lanes know what they have read. */
 void model_wgmma_wait(warp *w, int first)
 {
     const uint32_t pending = (uint32_t) * (const int *)w->arguments[0];
