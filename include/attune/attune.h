@@ -384,8 +384,10 @@ typedef enum attune_symbol_kind {
 
 /* A name that an expression may use. */
 typedef struct attune_symbol {
-    const char
-        *name; /* [A-Za-z_][A-Za-z0-9_]*, at most 63 characters; not a variable, function or preset of the language */
+    /* [A-Za-z_][A-Za-z0-9_]*, at most 63 characters; not a variable, function, preset or word of the language, nor a
+     * symbol that attune adds for segments and ranks (segment_kv_start, segment_kv_total, gather_q, gather_kv,
+     * gather_q_len, gather_kv_len) */
+    const char *name;
     attune_symbol_kind kind;
     attune_dtype dtype;
     uint32_t rank; /* captures: 1 to 4, or 0 = as in the first use; parameters: 0 */

@@ -111,6 +111,12 @@ static const char *reserved(const char *name)
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
         if (!strcmp(words[i], name))
             return "a word";
+    /* That attune__expr_shift and attune__expr_gather declare beside the caller's. */
+    static const char *const declared[] = {ATTUNE__KV_START,  ATTUNE__KV_TOTAL,     ATTUNE__GATHER_Q,
+                                           ATTUNE__GATHER_KV, ATTUNE__GATHER_Q_LEN, ATTUNE__GATHER_KV_LEN};
+    for (size_t i = 0; i < sizeof declared / sizeof declared[0]; i++)
+        if (!strcmp(declared[i], name))
+            return "a symbol";
     return NULL;
 }
 

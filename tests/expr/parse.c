@@ -449,6 +449,8 @@ Test(parse, symbols_are_checked)
     refused(bad, "is a function", S, "q", ONE("tanh", ATTUNE_SYMBOL_CAPTURE, ATTUNE_I32, 1));
     refused(bad, "is a preset", S, "q", ONE("window", ATTUNE_SYMBOL_CAPTURE, ATTUNE_I32, 1));
     refused(bad, "is a word", S, "q", ONE("true", ATTUNE_SYMBOL_CAPTURE, ATTUNE_I32, 1));
+    refused(bad, "is a symbol", S, "q", ONE("gather_q_len", ATTUNE_SYMBOL_PARAMETER, ATTUNE_F32, 0));
+    refused(bad, "is a symbol", S, "q", ONE("segment_kv_start", ATTUNE_SYMBOL_PARAMETER, ATTUNE_I32, 0));
     refused(bad, "parameters are i32 or f32", S, "q", ONE("a", ATTUNE_SYMBOL_PARAMETER, ATTUNE_F16, 0));
     refused(bad, "parameters have rank 0", S, "q", ONE("a", ATTUNE_SYMBOL_PARAMETER, ATTUNE_F32, 1));
     refused(bad, "captures are i32", S, "q", ONE("a", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F64, 1));
