@@ -30,6 +30,9 @@ attune_status attune__desc_read(void *ours, size_t our_size, const void *theirs,
                 name, i, ATTUNE_VERSION_MAJOR, ATTUNE_VERSION_MINOR, ATTUNE_VERSION_PATCH);
     memset(ours, 0, our_size);
     memcpy(ours, theirs, size < our_size ? size : our_size);
+    /* The copy may be read in its turn. */
+    size = (uint32_t)our_size;
+    memcpy(ours, &size, sizeof size);
     return ATTUNE_OK;
 }
 

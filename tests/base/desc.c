@@ -47,7 +47,9 @@ Test(desc, reads_what_the_caller_knows)
             memset(theirs + OURS, 0, size - OURS);
         memset(ours, FILL, sizeof ours);
         cr_assert_eq(attune__desc_read(ours, OURS, theirs, SMALLEST, "desc"), ATTUNE_OK, "%u", size);
-        for (uint32_t i = 0; i < MOST; i++)
+        const uint32_t copied = OURS;
+        cr_assert_eq(memcmp(ours, &copied, sizeof copied), 0);
+        for (uint32_t i = sizeof copied; i < MOST; i++)
             cr_assert_eq(ours[i], i >= OURS ? FILL : i < size ? theirs[i] : 0, "byte %u of %u", i, size);
         for (uint32_t i = OURS; i < size; i++) {
             char words[64];
