@@ -203,7 +203,9 @@ ATTUNE_API uint64_t attune_distributed_workspace_size(const attune_distributed *
  * elsewhere, are merged. Repeated calls give bitwise equal results. On one rank they are those of attune_forward.
  *
  * A call that fails calls transport.abort, so that no rank waits for this one. Afterwards the object can only be
- * destroyed. One call at a time for each object; otherwise as attune_forward.
+ * destroyed. One call at a time for each object; otherwise as attune_forward, except that with a transport whose
+ * messages run in the queue `completion` covers attune's own work: what the rank sends (k, v, and the workspace) may be
+ * changed by later work of the queue, and by other work after the last message.
  */
 ATTUNE_API attune_status attune_distributed_forward(attune_distributed *distributed, attune_queue *queue,
                                                     const attune_forward_args *args, attune_completion *completion);

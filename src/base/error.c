@@ -8,6 +8,7 @@
 #include "base/text.h"
 
 static _Thread_local char message[ATTUNE__MESSAGE_SIZE];
+static _Thread_local uint64_t failures;
 
 attune_status attune__fail(attune_status status, const char *format, ...)
 {
@@ -18,7 +19,13 @@ attune_status attune__fail(attune_status status, const char *format, ...)
     vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
     memcpy(message, text, sizeof message);
+    failures++;
     return status;
+}
+
+uint64_t attune__failures(void)
+{
+    return failures;
 }
 
 attune_status attune__fail_context(attune_status status, const char *format, ...)

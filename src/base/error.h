@@ -15,6 +15,9 @@ attune_status attune__fail(attune_status status, const char *format, ...) ATTUNE
 /* Prepends context to the present message. Returns the status. */
 attune_status attune__fail_context(attune_status status, const char *format, ...) ATTUNE__PRINTF(2, 3);
 
+/* How many messages the thread has set, so that one of a callback can be told from an older one. */
+uint64_t attune__failures(void);
+
 /* Returns the status if it is not ATTUNE_OK. */
 #define ATTUNE__TRY(call)                                                                                              \
     do {                                                                                                               \

@@ -151,17 +151,22 @@ uint32_t attune__distributed_list(const attune_distributed *d, const attune__tra
     return listed;
 }
 
-static attune_status exchange_failed(const attune_transport *t, const char *name, attune_status status)
+/* `failures`: of the thread before the callback, which may have called attune. */
+static attune_status exchange_failed(const attune_transport *t, const char *name, attune_status status,
+                                     uint64_t failures)
 {
-    return attune__fail(status, "transport.%s failed on rank %u with %s", name, t->rank, attune_status_string(status));
+    const char *why = attune__failures() == failures ? "" : attune_last_error();
+    return attune__fail(status, "transport.%s failed on rank %u with %s%s%s", name, t->rank,
+                        attune_status_string(status), *why ? ": " : "", why);
 }
 
 attune_status attune__distributed_exchange(const attune__distributed_call *c, uint32_t sends, uint32_t receives)
 {
     const attune_transport *t = &c->d->transport;
     const attune_message *messages = c->d->messages;
+    const uint64_t failures = attune__failures();
     const attune_status status = t->exchange(t->user, messages, sends, messages + sends, receives, c->queue);
-    return status == ATTUNE_OK ? status : exchange_failed(t, "exchange", status);
+    return status == ATTUNE_OK ? status : exchange_failed(t, "exchange", status, failures);
 }
 
 static uint32_t list_keys(const attune__distributed_call *c, const attune__transfer *transfers, size_t count, int part,
@@ -185,8 +190,9 @@ attune_status attune__distributed_exchange_keys(const attune__distributed_call *
 attune_status attune__distributed_finish(const attune__distributed_call *c)
 {
     const attune_transport *t = &c->d->transport;
+    const uint64_t failures = attune__failures();
     const attune_status status = t->finish ? t->finish(t->user, c->queue) : ATTUNE_OK;
-    return status == ATTUNE_OK ? status : exchange_failed(t, "finish", status);
+    return status == ATTUNE_OK ? status : exchange_failed(t, "finish", status, failures);
 }
 
 /* ---------------------------------------------------------------------------------------------------------- symbols */

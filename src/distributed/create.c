@@ -247,6 +247,8 @@ void attune__distributed_hash(const attune_distributed *d, const attune_expr *sc
     const attune__shape *s = &d->shape;
     uint64_t scale;
     memcpy(&scale, &s->scale, sizeof scale);
+    const attune_dtype returned =
+        s->direction == ATTUNE_BACKWARD ? attune__distributed_partial(d, s->k_dtype) : s->k_dtype;
     const uint64_t words[] = {attune_version(),
                               (uint64_t)s->batch,
                               (uint64_t)s->kv_batch,
@@ -257,6 +259,8 @@ void attune__distributed_hash(const attune_distributed *d, const attune_expr *sc
                               (uint64_t)s->q_dtype,
                               (uint64_t)s->k_dtype,
                               (uint64_t)s->v_dtype,
+                              (uint64_t)s->o_dtype,
+                              (uint64_t)returned,
                               d->token_major,
                               s->sinks,
                               (uint64_t)s->direction,
@@ -381,7 +385,7 @@ attune_status attune_distributed_create(attune_device *device, const attune_dist
 {
     ATTUNE__TRY(attune__check_not_null(distributed, "distributed"));
     *distributed = NULL;
-    ATTUNE__TRY(attune__device_check(device));
+    ATTUNE__TRY(attune__check_not_null(device, "device"));
     attune_distributed_desc given;
     attune_transport transport;
     ATTUNE__TRY(attune__desc_read(&given, sizeof given, desc, sizeof given, "desc"));
@@ -395,7 +399,10 @@ attune_status attune_distributed_create(attune_device *device, const attune_dist
     made->transport = transport;
     made->token_major = given.token_major;
     attune__hash hash = attune__hash_begin();
-    attune_status status = prepare(made, &given, &hash);
+    /* A lost device too is an error of every rank. */
+    attune_status status = attune__device_check(device);
+    if (status == ATTUNE_OK)
+        status = prepare(made, &given, &hash);
     status = attune__distributed_agree(made, hash, status);
     if (status == ATTUNE_OK)
         *distributed = made;

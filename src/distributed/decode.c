@@ -159,6 +159,7 @@ static attune_status prepare(attune_decode *made, const attune_decode_desc *desc
     attune__hash_add(hash, (uint64_t)made->chunk);
     attune__hash_add(hash, (uint64_t)d->shape.q_len);
     attune__hash_add(hash, (uint64_t)d->shape.kv_len);
+    attune__hash_add(hash, (uint64_t)attune__distributed_partial(d, d->shape.o_dtype));
     attune__distributed_hash(d, p.score, hash);
     return ATTUNE_OK;
 }
@@ -167,7 +168,7 @@ attune_status attune_decode_create(attune_device *device, const attune_decode_de
 {
     ATTUNE__TRY(attune__check_not_null(decode, "decode"));
     *decode = NULL;
-    ATTUNE__TRY(attune__device_check(device));
+    ATTUNE__TRY(attune__check_not_null(device, "device"));
     attune_decode_desc given;
     attune_transport transport;
     ATTUNE__TRY(attune__desc_read(&given, sizeof given, desc, sizeof given, "desc"));
@@ -182,7 +183,10 @@ attune_status attune_decode_create(attune_device *device, const attune_decode_de
     made->split = given.split;
     made->chunk = given.chunk ? given.chunk : 256;
     attune__hash hash = attune__hash_begin();
-    attune_status status = prepare(made, &given, &hash);
+    /* A lost device too is an error of every rank. */
+    attune_status status = attune__device_check(device);
+    if (status == ATTUNE_OK)
+        status = prepare(made, &given, &hash);
     status = attune__distributed_agree(&made->base, hash, status);
     if (status == ATTUNE_OK)
         *decode = made;

@@ -13,6 +13,7 @@ typedef struct decoding {
     sharing s;
     attune_query_split split;
     int64_t chunk;
+    uint32_t other_o; /* the rank whose o has another type */
 } decoding;
 
 /* A rank's tensors in the caller's memory. */
@@ -69,7 +70,7 @@ static void run_rank(void *context, uint32_t rank)
     const attune_problem problem = {.struct_size = sizeof problem,
                                     .dtype = a->q.dtype,
                                     .kv_dtype = a->k.dtype,
-                                    .o_dtype = a->o_dtype,
+                                    .o_dtype = rank == d->other_o ? ATTUNE_BF16 : a->o_dtype,
                                     .head_dim = (uint32_t)q_size[3],
                                     .head_dim_v = (uint32_t)a->v.size[3],
                                     .batch = q_size[0],
@@ -198,7 +199,7 @@ Test(distributed_decode, cases)
         {DECODE("sinks", 2, 4, 2, 1, 150, 32), .sinks = true},
         {DECODE("mixed", 2, 2, 1, 1, 120, 32), .kv_dtype = ATTUNE_BF16, .o_dtype = ATTUNE_F32},
     };
-    static decoding d;
+    static decoding d = {.other_o = MOST_RANKS};
     sharing_open(&d.s);
     for (uint64_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (uint64_t n = 0; n < 6; n++)
@@ -217,6 +218,7 @@ Test(distributed_decode, a_rank_fails, .timeout = 60)
         {.finish = true, .rank = 3},
         {.rank = 0}, /* a rank's argument */
         {.rank = 0}, /* a rank's problem */
+        {.rank = 0}, /* a rank's type of o */
     };
     enum { COUNT = sizeof faults / sizeof *faults };
     static decoding d = {.chunk = 8};
@@ -230,14 +232,15 @@ Test(distributed_decode, a_rank_fails, .timeout = 60)
     for (int i = 0; i < COUNT; i++) {
         sharing_begin(s, &a, 3);
         s->group.fault = faults[i];
-        s->bad_call = i == COUNT - 2 ? 1 : MOST_RANKS;
-        s->other_problem = i == COUNT - 1 ? 2 : MOST_RANKS;
+        s->bad_call = i == COUNT - 3 ? 1 : MOST_RANKS;
+        s->other_problem = i == COUNT - 2 ? 2 : MOST_RANKS;
+        d.other_o = i == COUNT - 1 ? 2 : MOST_RANKS;
         rank_group_run(&s->group, run_rank, &d);
         for (uint32_t r = 0; r < 4; r++)
             cr_expect_neq(s->status[r], ATTUNE_OK, "fault %d, rank %u", i, r);
-        if (i == COUNT - 2)
+        if (i == COUNT - 3)
             cr_expect(strstr(s->message[1], "kv_len is 0"), "%s", s->message[1]);
-        if (i == COUNT - 1)
+        if (i >= COUNT - 2)
             cr_expect(s->created[0] == ATTUNE_INVALID_ARGUMENT && strstr(s->message[0], "rank 2"), "%s", s->message[0]);
         sharing_end(s);
     }

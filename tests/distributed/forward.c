@@ -119,6 +119,9 @@ Test(distributed_forward, a_rank_fails, .timeout = 60)
             cr_expect_neq(s.status[r], ATTUNE_OK, "fault %zu, rank %u", i, r);
             if (r == faults[i].rank)
                 cr_expect(s.status[r] == ATTUNE_IO && strstr(s.message[r], name), "%s", s.message[r]);
+            /* What made the callback fail. */
+            if (r == faults[i].rank)
+                cr_expect(!strstr(s.message[r], ": buffer is NULL") == !faults[i].exchange, "%s", s.message[r]);
         }
     }
     /* An argument that one rank's call has wrong. */

@@ -129,8 +129,11 @@ static attune_status begin(void *user, const attune_message *sends, uint32_t sen
     struct rank_end *end = user;
     rank_group *group = end->group;
     (void)queue;
-    if (fails(end, group->fault.exchange))
+    if (fails(end, group->fault.exchange)) {
+        /* Leaves a message. */
+        (void)attune_buffer_read(NULL, 0, NULL, 1);
         return ATTUNE_IO;
+    }
     group->sends[end->rank] = sends;
     group->send_count[end->rank] = send_count;
     end->receives = receives;
