@@ -41,7 +41,8 @@ static void cut(run *r, bool decode)
         .batch = call->batch,
         .heads = call->heads,
         .kv_heads = call->kv_heads,
-        .q_len = call->q_len,
+        /* No sequence of a packed call has more rows than q. */
+        .q_len = call->serving && call->q.size[2] < call->q_len ? call->q.size[2] : call->q_len,
         .block_m = choice->block_m,
         .split_kv = choice->split_kv,
         .decode = decode || call->serving, /* a tile has the rows of a group of heads */
