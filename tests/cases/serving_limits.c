@@ -477,3 +477,56 @@ Test(serving_limits, opencl)
 {
     run_wrong("opencl", false);
 }
+
+/* A plan for more tiles than 32 bits count, which a call of few rows does not have, and a table of more entries than
+ * that, which are one number: the bits of a plan and a table that are as large as the call. */
+static void run_large(const char *backend)
+{
+    attune_instance *instance;
+    attune_plan *plan, *large;
+    serving s;
+    serving_call call;
+    OK(attune_instance_create(NULL, &instance));
+    attune_device *device = device_or_skip(instance, backend);
+    draw(instance, &(shape){130, 2, 2, 16, 8, 3, 40, false}, 13, &s);
+    const int64_t entries = s.pages.size[1];
+    int32_t *table = s.pages.data;
+    for (int64_t i = 0; i < array_count(&s.pages); i++)
+        table[i] = table[i / entries * entries];
+    attune_problem problem = serving_problem(&s, false, false);
+    problem.q_len = 64; /* the tile of any more rows */
+    OK(attune_plan_create(device, &problem, NULL, &plan));
+    problem.q_len = INT32_MAX;
+    OK(attune_plan_create(device, &problem, NULL, &large));
+    OK(serving_upload(device, &s, large, false, false, &call));
+    const size_t bytes = (size_t)array_count(&s.a.q) * sizeof(float);
+    void *o[2] = {malloc(bytes), malloc(bytes)};
+    run(device, plan, &call);
+    read_o(&s, &call, o[0]);
+    call.cache.pages.stride[0] = entries;
+    call.cache.pages.stride[1] = 0;
+    call.cache.pages.size[1] = INT64_C(1) << 32;
+    OK(attune_buffer_write(call.args.o.buffer, 0, s.a.q.data, bytes)); /* other values than the results */
+    run(device, large, &call);
+    read_o(&s, &call, o[1]);
+    const size_t rows = (size_t)((int32_t *)s.q_start.data)[s.q_start.size[0] - 1];
+    cr_expect_eq(memcmp(o[0], o[1], rows * (size_t)(s.a.q.size[1] * s.a.q.size[2]) * sizeof(float)), 0);
+    free(o[0]);
+    free(o[1]);
+    serving_release(&call);
+    attune_plan_destroy(plan);
+    attune_plan_destroy(large);
+    undraw(&s);
+    attune_device_destroy(device);
+    attune_instance_destroy(instance);
+}
+
+Test(serving_limits, vulkan_of_large_plans)
+{
+    run_large("vulkan");
+}
+
+Test(serving_limits, opencl_of_large_plans)
+{
+    run_large("opencl");
+}
