@@ -221,7 +221,8 @@ const char *attune__reject_numbers(const attune__search *search, const attune__t
     const attune__shape *s = search->shape;
     bool back = search->pass == ATTUNE__PASS_BACKWARD;
     for (uint32_t i = 0; i < (back ? 4u : 2u); i++) {
-        uint32_t block = !s->block_mask ? 0 : i % 2 ? s->mask_kv_block : s->mask_q_block;
+        /* Over a cache there are no blocks: the kernel evaluates the mask. */
+        uint32_t block = !s->block_mask || s->tokens ? 0 : i % 2 ? s->mask_kv_block : s->mask_q_block;
         /* A decode tile has the rows of several heads, all in the mask's first block row. */
         if (search->pass == ATTUNE__PASS_DECODE && i == 0)
             block = 0;

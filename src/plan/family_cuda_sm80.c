@@ -383,7 +383,11 @@ static void sm80_clamp(const attune__search *search, attune__tile *tile)
         backward_clamp(search, tile);
         return;
     }
-    attune__clamp_tile(search, tile, 16);
+    /* Over a cache a tile has the rows of a group of heads, of one sequence. */
+    if (search->shape->tokens)
+        attune__clamp_number(search, tile, ATTUNE__BLOCK_N, 1024, search->shape->kv_len, 16);
+    else
+        attune__clamp_tile(search, tile, 16);
     if (sm80_packs_rows(search))
         attune__clamp_decode(search, tile, 16);
     uint32_t *warps = &tile->value[ATTUNE__NUM_WARPS];

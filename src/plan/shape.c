@@ -214,7 +214,9 @@ attune_status attune__shape_from_problem(const attune_problem *problem, attune__
 
 uint32_t attune__shape_packed_heads(const attune__shape *shape)
 {
-    return shape->block_mask && shape->expr.mask.reads_head ? 1 : (uint32_t)(shape->heads / shape->kv_heads);
+    /* Over a cache there are no lists of a head's blocks. */
+    const bool lists = shape->block_mask && !shape->tokens;
+    return lists && shape->expr.mask.reads_head ? 1 : (uint32_t)(shape->heads / shape->kv_heads);
 }
 
 uint64_t attune__merge_workspace(attune_dtype dtype, uint64_t rows, uint64_t columns, uint32_t part_count)

@@ -2,6 +2,8 @@
 /* The rules one by one: families, decode, masks, workspace, limits, profiles. */
 #include "plan/plan_test.h"
 
+#include "base/alloc.h"
+#include "expr/expr.h"
 #include "plan/family_cuda.h"
 #include "plan/layout.h"
 #include "support/random_expr.h"
@@ -292,6 +294,32 @@ Test(choose, whole_blocks_leave_the_tile_as_it_is)
                      plain.split_kv);
         cr_expect_eq(whole.block_m, plain.block_m);
     }
+}
+
+/* Over a cache the kernel evaluates the mask: its blocks and its heads change no tile. */
+Test(choose, a_mask_over_a_cache_leaves_the_tile_as_it_is)
+{
+    static const char *const devices[] = {"h200", "rdna3", "vulkan-minimum", "opencl-minimum", "pocl", "rusticl"};
+    static const uint32_t blocks[] = {16, 48, 80, 128};
+    attune_expr *mask = NULL;
+    cr_assert_eq(attune__expr_parse(&attune__default_allocator, ATTUNE_EXPR_MASK, "q >= kv + h", NULL, 0, &mask),
+                 ATTUNE_OK);
+    for (size_t i = 0; i < sizeof devices / sizeof devices[0]; i++)
+        for (int64_t q_len = 1; q_len <= 64; q_len *= 4) {
+            attune_problem p = problem_of(ATTUNE_F32, 64, q_len, 500);
+            p.tokens = p.batch = 40, p.page = 16;
+            const attune_plan_choice plain = plan(devices[i], &p, NULL);
+            p.mask = mask;
+            for (size_t b = 0; b < sizeof blocks / sizeof blocks[0]; b++) {
+                p.mask_q_block = p.mask_kv_block = blocks[b];
+                const attune_plan_choice masked = plan(devices[i], &p, NULL);
+                cr_expect_str_eq(masked.kernel, plain.kernel);
+                cr_expect(masked.block_m == plain.block_m && masked.block_n == plain.block_n,
+                          "%s, %lld rows, blocks of %u: %u x %u, without a mask %u x %u", devices[i], (long long)q_len,
+                          blocks[b], masked.block_m, masked.block_n, plain.block_m, plain.block_n);
+            }
+        }
+    attune__expr_release(mask);
 }
 
 Test(choose, cpu_scratch_and_workspace)
