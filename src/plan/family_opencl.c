@@ -140,6 +140,7 @@ static const attune__tile serving_forward[] = {
     ATTUNE__TILE(32, 32, 1, 1),
     ATTUNE__TILE(32, 16, 1, 1),
     ATTUNE__TILE(32, 8, 1, 1),
+    ATTUNE__TILE(32, 4, 1, 1),
 };
 
 static const attune__tile *serving_tiles(const attune__search *search, uint32_t *count)
@@ -161,19 +162,6 @@ static uint32_t serving_threads(const attune_limits *limits)
     return attune__opencl_serving_width(limits) > 1 ? 1 : most < 32 ? most : 32;
 }
 
-/* Mesa's llvmpipe, below rusticl, silently ends all loops of a kernel after 65,535 iterations in total. Those of a key,
- * if no loop is unrolled, and of a row. */
-static const char *serving_reject_problem(const attune__search *search)
-{
-    const attune__shape *s = search->shape;
-    const int64_t of_key = s->head_dim / 8 + s->head_dim_v + s->head_dim_v / 8 + 12;
-    const int64_t of_row = 3 * (int64_t)s->head_dim + s->head_dim_v;
-    return search->limits->host && attune__opencl_serving_width(search->limits) == 1 &&
-                   s->kv_len > (65535 - of_row) / of_key
-               ? "there are more keys than the driver lets one workgroup read"
-               : NULL;
-}
-
 /* As many rows as there are lanes, and twice as many in vectors. */
 static void serving_clamp(const attune__search *search, attune__tile *tile)
 {
@@ -185,31 +173,45 @@ static void serving_clamp(const attune__search *search, attune__tile *tile)
     attune__clamp_number(search, tile, ATTUNE__BLOCK_N, 1024, search->shape->kv_len, 8);
 }
 
-static const char *serving_layout(const attune__search *search, const attune__tile *tile, uint64_t *bytes)
+static const char *serving_layout(const attune__search *search, const attune__tile *tile, attune__lanes_layout *l)
 {
-    attune__lanes_layout l = {0};
-    const char *why = attune__lanes_serving_layout_make(
+    return attune__lanes_serving_layout_make(
         tile->value[ATTUNE__BLOCK_M], tile->value[ATTUNE__BLOCK_N], attune__opencl_serving_width(search->limits),
-        serving_threads(search->limits), search->shape->head_dim, search->shape->head_dim_v, &l);
-    *bytes = why ? UINT64_MAX : l.bytes;
-    return why;
+        serving_threads(search->limits), search->shape->head_dim, search->shape->head_dim_v, l);
+}
+
+/* Mesa's llvmpipe, below rusticl, silently ends all loops of a kernel after 65,535 iterations in total. Those that are
+ * not unrolled: of a key, of a tile of keys, and of the rows. */
+static bool serving_loops_fit(const attune__search *search, const attune__tile *tile, const attune__lanes_layout *l)
+{
+    const int64_t d = search->shape->head_dim, dv = search->shape->head_dim_v, n = tile->value[ATTUNE__BLOCK_N];
+    const int64_t vectors = l->VECTORS, part = 8 * (int64_t)serving_threads(search->limits);
+    const int64_t staged = (d + part - 1) / part + (dv + part - 1) / part;
+    const int64_t of_key = d / l->DEPTH + dv / 8 + vectors * dv + staged + 5 * vectors + 5;
+    const int64_t of_tile = n * of_key + (1 + vectors) * dv + vectors + 3;
+    const int64_t of_rows = vectors * (2 * d + dv + dv / 4 + 6);
+    return !search->limits->host || l->WIDTH > 1 || (search->shape->kv_len + n - 1) / n * of_tile + of_rows <= 65535;
 }
 
 static const char *serving_reject_tile(const attune__search *search, const attune__tile *tile, attune__option *option)
 {
-    uint64_t bytes;
+    attune__lanes_layout l;
     const char *why = attune__reject_numbers(search, tile, 0, 128, option);
     if (why)
         return why;
-    *option = tile->value[ATTUNE__BLOCK_N] < 8 ? ATTUNE__BLOCK_N : ATTUNE__BLOCK_M;
-    return serving_layout(search, tile, &bytes);
+    *option = tile->value[ATTUNE__BLOCK_N] < 4 ? ATTUNE__BLOCK_N : ATTUNE__BLOCK_M;
+    why = serving_layout(search, tile, &l);
+    if (why || serving_loops_fit(search, tile, &l))
+        return why;
+    *option = search->forced & ATTUNE__BIT(ATTUNE__BLOCK_M) ? ATTUNE__BLOCK_M : ATTUNE__BLOCK_N;
+    return "there are more keys than the driver lets one workgroup read";
 }
 
 static attune__cost serving_cost(const attune__search *search, const attune__tile *tile)
 {
-    attune__cost cost = {.invocations = serving_threads(search->limits)};
-    (void)serving_layout(search, tile, &cost.shared);
-    return cost;
+    attune__lanes_layout l;
+    const bool has_layout = !serving_layout(search, tile, &l);
+    return (attune__cost){.invocations = serving_threads(search->limits), .shared = has_layout ? l.bytes : UINT64_MAX};
 }
 
 const attune__family attune__opencl_serving = {
@@ -222,7 +224,6 @@ const attune__family attune__opencl_serving = {
     .dtypes = 1u << ATTUNE_F32 | 1u << ATTUNE_F16 | 1u << ATTUNE_BF16 | 1u << ATTUNE_F8E4M3 | 1u << ATTUNE_F8E5M2 |
               1u << ATTUNE_I8 | 1u << ATTUNE_Q8_0 | 1u << ATTUNE_Q4_0,
     .mixes = 1u << ATTUNE__PASS_FORWARD,
-    .reject_problem = serving_reject_problem,
     .options = {LOOP | ATTUNE__FORWARD_TILE},
     .tiles = serving_tiles,
     .clamp = serving_clamp,

@@ -286,9 +286,10 @@ const char *attune__lanes_serving_layout_make(uint32_t outer_rows, uint32_t inne
                               .INNER_SIZE = inner_rows * most(head_dim, head_dim_v)};
     if (l.VECTORS > 4)
         return "a lane has at most four rows";
-    if (inner_rows % 8)
-        return "it must be a multiple of 8";
-    l.DEPTH = least(8, (width == 16 ? 16 : 8) / l.VECTORS);
+    if (inner_rows % 4)
+        return "it must be a multiple of 4";
+    /* It divides the tile's keys and the columns. */
+    l.DEPTH = least(least(8, (width == 16 ? 16 : 8) / l.VECTORS), inner_rows);
     l.bytes = lanes_bytes(&l) + attune__serving_layout_bytes(inner_rows);
     *layout = l;
     return NULL;

@@ -322,6 +322,40 @@ Test(choose, a_mask_over_a_cache_leaves_the_tile_as_it_is)
     attune__expr_release(mask);
 }
 
+/* The loops of a workgroup are those of its tile: more rows of a lane, fewer keys. */
+Test(choose, a_tile_over_a_cache_has_as_many_keys_as_its_loops)
+{
+    attune_problem p = problem_of(ATTUNE_F32, 64, 100, 640);
+    p.tokens = 100, p.page = 16;
+    cr_expect_str_eq(plan("rusticl", &p, NULL).kernel, "opencl_serving");
+    EXPECT_ERROR("rusticl", &p, "{\"BLOCK_M\": 128}", ATTUNE_INVALID_ARGUMENT,
+                 "there are more keys than the driver lets one workgroup read", "the nearest is");
+    cr_expect_eq(plan("pocl", &p, "{\"BLOCK_M\": 32}").block_m, 32, "vectors are no lanes of llvmpipe");
+    p.kv_len = 64;
+    cr_expect_eq(plan("rusticl", &p, "{\"BLOCK_M\": 128}").block_m, 128);
+    p.kv_len = 700;
+    EXPECT_ERROR("rusticl", &p, "{}", ATTUNE_UNSUPPORTED,
+                 "there are more keys than the driver lets one workgroup read");
+}
+
+/* The widest heads, on the least local memory that a device may have. */
+Test(choose, caches_of_wide_heads_fit_the_smallest_local_memory)
+{
+    static const char *const devices[] = {"opencl-minimum", "pocl", "opencl-nvidia"};
+    for (size_t i = 0; i < sizeof devices / sizeof devices[0]; i++)
+        for (uint32_t d = 8; d <= 576; d += 8) {
+            attune_problem p = problem_of(ATTUNE_BF16, d, 1, 4096);
+            p.head_dim_v = d < 512 ? d : 512;
+            p.tokens = 1, p.page = 16;
+            attune_limits limits = device(devices[i]);
+            limits.shared_memory = 16384;
+            attune_plan_choice c = {.struct_size = sizeof c};
+            cr_expect_eq(attune_plan_choose(&limits, &p, NULL, &c), ATTUNE_OK, "%s, %u: %s", devices[i], d,
+                         attune_last_error());
+            cr_expect_leq(c.shared_memory, 16384);
+        }
+}
+
 Test(choose, cpu_scratch_and_workspace)
 {
     /* q, k, v, s, o: 128 x 128 floats each; three rows of state; a row of bytes */
