@@ -51,13 +51,21 @@ static uint32_t nearest(const attune__search *search, attune__option option)
     return 0;
 }
 
+/* Over a cache there is one pass, of few families. */
+static bool could_run(const attune__search *search, const attune__family *family, attune__pass pass)
+{
+    if (search->shape->tokens)
+        return family->serving && pass == ATTUNE__PASS_FORWARD;
+    return (pass == ATTUNE__PASS_BACKWARD) == (search->pass == ATTUNE__PASS_BACKWARD);
+}
+
 /* Adds the names of the backend's families (0 = all) that read the option in this direction, with the pass. */
 static void add_readers(attune__text *names, const attune__search *search, attune__option option, uint32_t backend)
 {
     for (const attune__family *const *f = attune__families; *f; f++)
         for (uint32_t pass = 0; pass < ATTUNE__PASS_COUNT; pass++)
             if ((*f)->options[pass] & ATTUNE__BIT(option) && (!backend || (*f)->backend == backend) &&
-                (pass == ATTUNE__PASS_BACKWARD) == (search->pass == ATTUNE__PASS_BACKWARD))
+                could_run(search, *f, pass))
                 attune__text_add(names, "%s%s (%s)", names->length ? ", " : "", (*f)->name, pass_name(pass));
 }
 
@@ -68,7 +76,7 @@ static attune_status not_read(const attune__search *search, const attune__found 
     add_readers(&names, search, found->option, search->limits->backend);
     if (!names.length)
         add_readers(&names, search, found->option, 0);
-    bool split = found->option == ATTUNE__SPLIT_KV;
+    const bool split = found->option == ATTUNE__SPLIT_KV && !search->shape->tokens;
     return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s is given, but kernel %s (%s) does not read it%s%s: leave it out%s",
                         attune__option_name(found->option), found->family->name, pass_name(search->pass),
                         names.length ? "; kernels that do are " : "", text,

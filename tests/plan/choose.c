@@ -356,6 +356,19 @@ Test(choose, caches_of_wide_heads_fit_the_smallest_local_memory)
         }
 }
 
+/* The cure for an option that the kernel does not read is one for this problem. */
+Test(choose, splits_over_a_cache)
+{
+    attune_problem p = problem_of(ATTUNE_F32, 64, 1, 500);
+    p.tokens = 4, p.page = 16;
+    attune_limits limits = device("pocl");
+    attune_kernel_options o = options("{\"SPLIT_KV\": 2}");
+    attune_plan_choice c = {.struct_size = sizeof c};
+    cr_assert_eq(attune_plan_choose(&limits, &p, &o, &c), ATTUNE_INVALID_ARGUMENT);
+    cr_expect_str_eq(attune_last_error(),
+                     "SPLIT_KV is given, but kernel opencl_serving (forward) does not read it: leave it out");
+}
+
 Test(choose, cpu_scratch_and_workspace)
 {
     /* q, k, v, s, o: 128 x 128 floats each; three rows of state; a row of bytes */
