@@ -21,22 +21,30 @@ typedef struct kind {
     int64_t batch, heads, kv_heads, q_len, kv_len;
     uint32_t mask_block; /* 0 = no block mask */
     bool lse;
+    int64_t tokens; /* 0 = no cache */
 } kind;
 
 /* Cycled over the head dimensions; decode is forward alone. */
 static const kind kinds[] = {
-    {"dense", NULL, NULL, 2, 16, 16, 4096, 4096, 0, true},
-    {"causal", "q >= kv", NULL, 2, 16, 4, 4096, 4096, 128, true},
-    {"decode", NULL, NULL, 1, 32, 8, 1, 16384, 0, false},
-    {"soft_cap", NULL, "30 * tanh(score / 30)", 1, 8, 8, 1000, 1000, 0, true},
-    {"document", "doc[q] == doc[kv] && q >= kv", "score - 0.125 * (q - kv)", 1, 16, 8, 2048, 2048, 64, false},
-    {"few_queries", NULL, "score + bias[kv]", 4, 8, 2, 7, 900, 0, true},
+    {"dense", NULL, NULL, 2, 16, 16, 4096, 4096, 0, true, 0},
+    {"causal", "q >= kv", NULL, 2, 16, 4, 4096, 4096, 128, true, 0},
+    {"decode", NULL, NULL, 1, 32, 8, 1, 16384, 0, false, 0},
+    {"soft_cap", NULL, "30 * tanh(score / 30)", 1, 8, 8, 1000, 1000, 0, true, 0},
+    {"document", "doc[q] == doc[kv] && q >= kv", "score - 0.125 * (q - kv)", 1, 16, 8, 2048, 2048, 64, false, 0},
+    {"few_queries", NULL, "score + bias[kv]", 4, 8, 2, 7, 900, 0, true, 0},
     {"long_mod", "pad[h, kv] || bias[kv] > bias[q]", "((score * 2 + bias[kv]) * sin(score) + bias[q]) * exp(score)", 1,
-     64, 8, 16384, 16384, 128, true},
-    {"decode_group", NULL, "score + bias[kv]", 3, 64, 2, 1, 8192, 0, true},
-    {"decode_rows", NULL, NULL, 1, 32, 8, 16, 8192, 0, true},
-    {"one_head", NULL, NULL, 1, 1, 1, 300, 300, 0, true},
-    {"short", "q >= kv", NULL, 3, 3, 3, 130, 70, 32, false},
+     64, 8, 16384, 16384, 128, true, 0},
+    {"decode_group", NULL, "score + bias[kv]", 3, 64, 2, 1, 8192, 0, true, 0},
+    {"decode_rows", NULL, NULL, 1, 32, 8, 16, 8192, 0, true, 0},
+    {"one_head", NULL, NULL, 1, 1, 1, 300, 300, 0, true, 0},
+    {"short", "q >= kv", NULL, 3, 3, 3, 130, 70, 32, false, 0},
+};
+
+/* Over a cache: all of them for each device. */
+static const kind serving_kinds[] = {
+    {"serve_decode", NULL, NULL, 64, 32, 8, 1, 8192, 0, true, 64},
+    {"serve_prefill", "q >= kv", NULL, 16, 16, 2, 2048, 8192, 16, false, 4096},
+    {"serve_draft", "q - kv < 500 + h", "score - 0.125 * (q - kv)", 8, 32, 1, 5, 600, 48, true, 40},
 };
 
 static const uint32_t head_dims[][2] = {{8, 8},     {40, 40},   {64, 64},   {80, 80},  {96, 96},
@@ -110,18 +118,14 @@ static int print_choice(char *to, size_t size, const attune_plan_choice *c, cons
 }
 
 /* One line: the choices for each share of the memory, those equal to the last as "=". */
-static void print_problem(char *line, size_t size, const attune_profile *profile, size_t index, size_t dims,
-                          size_t dtype, bool backward)
+static void print_problem(char *line, size_t size, const attune_profile *profile, const kind *of,
+                          const uint32_t *head_dim, size_t dtype, bool backward, bool deterministic)
 {
-    size_t k = index % COUNT(kinds);
-    if (backward && !strncmp(kinds[k].name, "decode", 6))
-        k = 0;
-    const kind *of = &kinds[k];
     attune_problem q = {.struct_size = sizeof q,
                         .direction = backward ? ATTUNE_BACKWARD : ATTUNE_FORWARD,
                         .dtype = dtypes[dtype].dtype,
-                        .head_dim = head_dims[dims][0],
-                        .head_dim_v = head_dims[dims][1],
+                        .head_dim = head_dim[0],
+                        .head_dim_v = head_dim[1],
                         .batch = of->batch,
                         .heads = of->heads,
                         .kv_heads = of->kv_heads,
@@ -130,7 +134,9 @@ static void print_problem(char *line, size_t size, const attune_profile *profile
                         .block_mask = of->mask_block != 0,
                         .mask_q_block = of->mask_block,
                         .mask_kv_block = of->mask_block,
-                        .lse = of->lse};
+                        .lse = of->lse,
+                        .tokens = of->tokens,
+                        .page = of->tokens ? 16 : 0};
     const attune_expr *mask = expr_of(ATTUNE_EXPR_MASK, of->mask);
     const attune_expr *score = expr_of(ATTUNE_EXPR_SCORE, of->score);
     q.mask = mask, q.score = score;
@@ -139,16 +145,15 @@ static void print_problem(char *line, size_t size, const attune_profile *profile
     shape.expr = attune__analyse(mask, score, NULL);
     /* Some kernels are chosen by name or by an option alone. */
     attune_kernel_options options = {.struct_size = sizeof options};
-    const bool deterministic = backward && index % 4 == 1;
-    const bool matrices = !backward && profile->limits.backend == ATTUNE_BACKEND_VULKAN && profile->limits.matrix_m &&
-                          q.dtype == ATTUNE_F16;
+    const bool matrices = !backward && !of->tokens && profile->limits.backend == ATTUNE_BACKEND_VULKAN &&
+                          profile->limits.matrix_m && q.dtype == ATTUNE_F16;
     if (deterministic)
         options.bwd.deterministic = ATTUNE_ON;
     if (matrices)
         strcpy(options.fwd.kernel, "vulkan_coopmat");
-    int n = snprintf(line, size, "%s %s %s %s%s %u/%u:", profile->name, of->name, dtypes[dtype].name,
-                     deterministic ? "deterministic " : "", backward ? "backward" : "forward", head_dims[dims][0],
-                     head_dims[dims][1]);
+    int n =
+        snprintf(line, size, "%s %s %s %s%s %u/%u:", profile->name, of->name, dtypes[dtype].name,
+                 deterministic ? "deterministic " : "", backward ? "backward" : "forward", head_dim[0], head_dim[1]);
     char last[256] = "", now[256];
     for (size_t m = 0; m < COUNT(memory); m++) {
         attune_limits limits = profile->limits;
@@ -185,10 +190,20 @@ static void each_line(void (*line)(const char *text, void *user), void *user)
         size_t index = i; /* another kind of problem for each device */
         for (size_t dims = 0; dims < COUNT(head_dims); dims++)
             for (size_t dtype = 0; dtype < COUNT(dtypes); dtype++)
-                for (int backward = 0; backward < 2; backward++) {
-                    print_problem(text, sizeof text, &p, index++, dims, dtype, backward);
+                for (int backward = 0; backward < 2; backward++, index++) {
+                    const size_t k = index % COUNT(kinds);
+                    const bool dense = backward && !strncmp(kinds[k].name, "decode", 6);
+                    print_problem(text, sizeof text, &p, &kinds[dense ? 0 : k], head_dims[dims], dtype, backward,
+                                  backward && index % 4 == 1);
                     line(text, user);
                 }
+        static const uint32_t serving_dims[][2] = {{64, 64}, {128, 128}, {576, 512}};
+        for (size_t k = 0; k < COUNT(serving_kinds); k++)
+            for (size_t dims = 0; dims < COUNT(serving_dims); dims++, index++) {
+                print_problem(text, sizeof text, &p, &serving_kinds[k], serving_dims[dims], index % COUNT(dtypes),
+                              false, false);
+                line(text, user);
+            }
     }
 }
 
