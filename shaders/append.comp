@@ -25,7 +25,7 @@ const uint MOST_COLUMNS = 576u;
 shared float values[MOST_COLUMNS];
 shared uint stored[MOST_COLUMNS]; /* the row's bytes */
 shared float sums[WIDTH];
-shared float inverses[MOST_COLUMNS / 32u];
+shared uint inverses[MOST_COLUMNS / 32u];
 shared uint found; /* the sequence of the row */
 shared uint largest;
 
@@ -115,6 +115,11 @@ bool find_place()
 float load(const in uint type, const in uvec2 address)
 {
     uint element = load_element(type, address);
+    /* A driver may flush denormals of binary16, which are plain numbers in binary32. */
+    if (type == F16 && (element & 0x7c00u) == 0u) {
+        float magnitude = float(element & 0x3ffu) * 5.9604644775390625e-8;
+        return uintBitsToFloat(floatBitsToUint(magnitude) | (element & 0x8000u) << 16);
+    }
     return type == F32 ? uintBitsToFloat(element) : unpack(type, element).x;
 }
 
@@ -184,7 +189,7 @@ void pack_blocks(const in uint type, const in uint columns)
             most = (bits & MAGNITUDE) > (most & MAGNITUDE) ? bits : most;
         }
         put(i * bytes, block_factors(type, most, finite, inverse));
-        inverses[i] = uintBitsToFloat(inverse);
+        inverses[i] = inverse;
     }
     barrier();
     for (uint c = lane; c < columns; c += WIDTH) {

@@ -101,18 +101,20 @@ uint code_of(const in uint type, const in uint value, const in uint factor)
     return uint((x & 0x80000000u) != 0u ? -int(whole) : int(whole)) & 0xffu;
 }
 
-/* A block's factor in binary16, and what its values are multiplied by, from its furthest value; 0 if one of them is not
- * finite: the factor is then NaN. */
+/* A block's factor in binary16, and what its values are multiplied by, from its furthest value: NaN both if one of
+ * them is not finite. */
 uint block_factors(const in uint type, const in uint most, const in bool finite, out uint inverse)
 {
     uint factor = type == Q8_0 ? divide(most & MAGNITUDE, floatBitsToUint(127.0)) : divide(most, floatBitsToUint(-8.0));
-    inverse = !finite || (factor & MAGNITUDE) == 0u ? 0u : divide(floatBitsToUint(1.0), factor);
+    inverse = !finite ? NOT_A_NUMBER : (factor & MAGNITUDE) == 0u ? 0u : divide(floatBitsToUint(1.0), factor);
     return narrow(F16, uintBitsToFloat(finite ? factor : NOT_A_NUMBER));
 }
 
-uint code_in_block(const in uint type, const in float value, const in float inverse)
+uint code_in_block(const in uint type, const in float value, const in uint inverse)
 {
-    precise float x = value * inverse;
+    if (inverse == NOT_A_NUMBER)
+        return 0u;
+    precise float x = value * uintBitsToFloat(inverse);
     if (type == Q4_0) {
         precise float shifted = x + 8.5;
         return min(uint(shifted), 15u);

@@ -594,3 +594,96 @@ Test(append, vulkan)
     attune_device_destroy(device);
     attune_instance_destroy(instance);
 }
+
+/* Bits of binary16 that a driver's conversions may lose, and blocks of values that are not finite. */
+static void draw_extremes(random_state *r, uint16_t rows[8][32])
+{
+    for (int row = 0; row < 8; row++)
+        for (int c = 0; c < 32; c++) {
+            const uint16_t bits = (uint16_t)random_u64(r), sign = bits & 0x8000u, normal = (bits & 0xbfffu) | 0x2000u;
+            const bool denormal = row == 1 || (row == 2 && c % 3);
+            rows[row][c] = row == 0 ? sign : denormal ? bits & 0x83ffu : normal;
+        }
+    rows[3][5] = 0x7c00;
+    rows[4][31] = 0xfc00;
+    rows[5][0] = 0x7e00;
+    rows[6][7] = 0xfe00;
+    rows[6][8] = 0x7c00;
+}
+
+/* Bytes of a row of 32 columns. */
+static uint64_t extreme_size(attune_dtype dtype)
+{
+    return 32 / attune_dtype_block(dtype) * attune_dtype_size(dtype);
+}
+
+/* The rows in a cache of the device, as keys and as values. */
+static void append_extremes(attune_device *device, const attune_dtype dtypes[2], uint16_t rows[8][32],
+                            uint8_t bytes[2][8 * 32 * sizeof(float)])
+{
+    const int64_t places[8] = {0, 1, 2, 3, 4, 5, 6, 7};
+    const attune_problem problem = {.struct_size = sizeof problem,
+                                    .dtype = ATTUNE_F16,
+                                    .kv_dtype = dtypes[0],
+                                    .v_dtype = dtypes[1],
+                                    .head_dim = 32,
+                                    .q_len = 8,
+                                    .kv_len = 8,
+                                    .tokens = 8};
+    attune_plan *plan;
+    attune_buffer *k, *v, *from, *slots;
+    OK(attune_plan_create(device, &problem, NULL, &plan));
+    OK(attune_buffer_create(device, 8 * extreme_size(dtypes[0]), &k));
+    OK(attune_buffer_create(device, 8 * extreme_size(dtypes[1]), &v));
+    OK(attune_buffer_create(device, sizeof(uint16_t[8][32]), &from));
+    OK(attune_buffer_create(device, sizeof places, &slots));
+    OK(attune_buffer_write(from, 0, rows, sizeof(uint16_t[8][32])));
+    OK(attune_buffer_write(slots, 0, places, sizeof places));
+    const attune_cache cache = {.struct_size = sizeof cache,
+                                .k = {.buffer = k, .dtype = dtypes[0], .rank = 4, .size = {1, 1, 8, 32}},
+                                .v = {.buffer = v, .dtype = dtypes[1], .rank = 4, .size = {1, 1, 8, 32}}};
+    const attune_tensor tensor = {.buffer = from, .dtype = ATTUNE_F16, .rank = 3, .size = {8, 1, 32}};
+    const attune_append_args args = {.struct_size = sizeof args,
+                                     .k = tensor,
+                                     .v = tensor,
+                                     .cache = &cache,
+                                     .slots = {.buffer = slots, .dtype = ATTUNE_I64, .rank = 1, .size = {8}}};
+    attune_completion done;
+    OK(attune_append(plan, attune_device_queue(device), &args, &done));
+    OK(attune_completion_wait(done, UINT64_MAX));
+    OK(attune_buffer_read(k, 0, bytes[0], 8 * extreme_size(dtypes[0])));
+    OK(attune_buffer_read(v, 0, bytes[1], 8 * extreme_size(dtypes[1])));
+    attune_buffer_destroy(k);
+    attune_buffer_destroy(v);
+    attune_buffer_destroy(from);
+    attune_buffer_destroy(slots);
+    attune_plan_destroy(plan);
+}
+
+/* Rows that are neither normalised nor rotated have the CPU's bits, whatever is in them. */
+Test(append, vulkan_of_extremes)
+{
+    static const attune_dtype dtypes[][2] = {{ATTUNE_F32, ATTUNE_F16}, {ATTUNE_Q8_0, ATTUNE_Q4_0}};
+    attune_instance *instance;
+    attune_device *cpu;
+    OK(attune_instance_create(NULL, &instance));
+    attune_device *device = device_or_skip(instance, "vulkan");
+    OK(attune_device_open(instance, "cpu", &cpu));
+    random_state r = {test_seed() + 3};
+    uint16_t rows[8][32];
+    draw_extremes(&r, rows);
+    for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++) {
+        uint8_t got[2][8 * 32 * sizeof(float)], expected[2][8 * 32 * sizeof(float)];
+        append_extremes(device, dtypes[i], rows, got);
+        append_extremes(cpu, dtypes[i], rows, expected);
+        for (int v = 0; v < 2; v++) {
+            const size_t row = extreme_size(dtypes[i][v]);
+            for (size_t at = 0; at < 8 * row; at++)
+                cr_expect_eq(got[v][at], expected[v][at], "%s, row %zu, byte %zu: %02x, on the CPU %02x",
+                             attune_dtype_string(dtypes[i][v]), at / row, at % row, got[v][at], expected[v][at]);
+        }
+    }
+    attune_device_destroy(cpu);
+    attune_device_destroy(device);
+    attune_instance_destroy(instance);
+}
