@@ -66,12 +66,13 @@ static void undraw(serving *s)
     serving_free(s);
 }
 
-static void check(attune_instance *instance, attune_device *device, const serving *s)
+static void check(attune_instance *instance, attune_device *device, const serving *s,
+                  const attune_kernel_options *options)
 {
     failure why;
     array o, lse;
     int64_t count;
-    OK(serving_forward(device, s, NULL, &o, &lse, NULL));
+    OK(serving_forward(device, s, options, &o, &lse, NULL));
     reference_row *rows = serving_all_rows(s, &count);
     const int64_t width = serving_width(s), each = count * (2 * width + 2);
     double *memory = calloc((size_t)(2 * each + count * (width + 1)), sizeof *memory);
@@ -116,7 +117,7 @@ Test(serving_limits, a_thousand_sequences)
     serving s;
     draw(instance, &(shape){1100, 2, 1, 8, 16, 62, 40, false}, 1, &s);
     cr_assert_gt(serving_tokens(&s), 32768);
-    check(instance, device, &s);
+    check(instance, device, &s, NULL);
     undraw(&s);
     attune_device_destroy(device);
     attune_instance_destroy(instance);
@@ -130,7 +131,7 @@ Test(serving_limits, repeated_pages)
     for (uint64_t seed = 1; seed <= 4; seed++) {
         serving s;
         draw(instance, &(shape){9, 4, 2, 24, seed % 2 ? 16 : 5, 20, 150, true}, seed, &s);
-        check(instance, device, &s);
+        check(instance, device, &s, NULL);
         undraw(&s);
     }
     attune_device_destroy(device);
@@ -529,4 +530,19 @@ Test(serving_limits, vulkan_of_large_plans)
 Test(serving_limits, opencl_of_large_plans)
 {
     run_large("opencl");
+}
+
+/* As the widest heads have it where local memory is small. */
+Test(serving_limits, opencl_of_four_keys)
+{
+    attune_instance *instance;
+    serving s;
+    OK(attune_instance_create(NULL, &instance));
+    attune_device *device = device_or_skip(instance, "opencl");
+    const attune_kernel_options options = {.struct_size = sizeof options, .any = {.block_m = 1, .block_n = 4}};
+    draw(instance, &(shape){3, 2, 2, 24, 16, 6, 50, false}, 17, &s);
+    check(instance, device, &s, &options);
+    undraw(&s);
+    attune_device_destroy(device);
+    attune_instance_destroy(instance);
 }
