@@ -80,7 +80,7 @@ Group fetch_row(const in uint type, const in uvec2 row, const in uint d, const i
 /* Whether a tile of keys that ends before `end` has drafts of a tree. */
 bool sees_some(const in uint end)
 {
-    return !is_absent(serving.tree) && int(end) > sequence.position;
+    return !is_absent(serving.tree) && (sequence.position < 0 || end > uint(sequence.position));
 }
 
 /* Whether a row sees a key, by the bits of its tree; keys before the drafts are seen. */

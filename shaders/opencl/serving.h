@@ -109,7 +109,7 @@ ATTUNE_FUNCTION float factor_of(const sequence *s, __global const uchar *scale, 
 /* Whether a tile of keys that ends before `end` has drafts of a tree. */
 ATTUNE_FUNCTION int sees_some(const sequence *s, uint end)
 {
-    return (s->of->has & ATTUNE_OPENCL_HAS_TREE) != 0u && (int)end > s->position;
+    return (s->of->has & ATTUNE_OPENCL_HAS_TREE) != 0u && (s->position < 0 || end > (uint)s->position);
 }
 
 /* Whether a row sees a key, by the bits of its tree; keys before the drafts are seen. */
