@@ -714,7 +714,7 @@ typedef struct attune_problem {
     uint32_t struct_size;
     attune_direction direction;
     attune_dtype dtype;       /* of q, k, v and o: ATTUNE_F32, F16, BF16, or F64 on the CPU; 0 = ATTUNE_F32 */
-    uint32_t head_dim;        /* of q and k: a multiple of 8 from 8 to 576; above 256: CPU, Vulkan forward, caches */
+    uint32_t head_dim;        /* of q and k: a multiple of 8, 8 to 576; above 256: CPU, Vulkan forward, OpenCL caches */
     uint32_t head_dim_v;      /* of v and o, likewise, to 512; 0 = head_dim */
     int64_t batch;            /* 0 = 1 */
     int64_t kv_batch;         /* batch, or 1: k and v broadcast; 0 = batch */
@@ -748,7 +748,7 @@ typedef struct attune_problem {
      */
     attune_dtype kv_dtype; /* of k and v (and d_k and d_v); 0 = dtype */
     attune_dtype o_dtype;  /* of o (and d_o); 0 = dtype */
-    bool sinks;            /* calls pass sinks (attune_forward_args.sinks); CPU, forward on Vulkan, caches */
+    bool sinks;            /* calls pass sinks (attune_forward_args.sinks); CPU, Vulkan forward, OpenCL caches */
     /*
      * Serving: calls pass a cache and a batch of sequences (attune_cache, attune_batch) instead of k, v and a mask; on
      * the CPU, Vulkan, CUDA and OpenCL, forward, without segments. tokens is the most rows of q in a call, over all
@@ -1209,8 +1209,7 @@ typedef struct attune_backward_args {
  * if `deterministic` is set in the plan's choice. With the option of that name it always is. Without it, d_q of
  * cuda_sm90a and cuda_sm80_atomic may differ by rounding, and so may d_k and d_v of cuda_sm90a without a block mask.
  *
- * Otherwise as attune_forward, for a plan whose direction is ATTUNE_BACKWARD. The CPU, Vulkan and CUDA have a backward
- * pass; on other backends creating the plan returns UNSUPPORTED.
+ * Otherwise as attune_forward, for a plan whose direction is ATTUNE_BACKWARD. Every backend has a backward pass.
  */
 ATTUNE_API attune_status attune_backward(const attune_plan *plan, attune_queue *queue, const attune_backward_args *args,
                                          attune_completion *completion);

@@ -4,7 +4,8 @@
  * OpenCL's headers are not needed: a cl_context, cl_device_id, cl_command_queue and cl_mem are passed as pointers.
  *
  * attune retains these objects (clRetain...) for as long as it uses them, and starts no thread. A call consists of
- * kernel launches, one for most forward passes, and of a small copy before them if the score expression has symbols.
+ * kernel launches, one for most forward passes, and of a small copy before them if there is a score expression or a
+ * cache.
  * OpenCL's functions may be called from any thread: no lock is needed.
  */
 #ifndef ATTUNE_OPENCL_H

@@ -2,8 +2,8 @@
 /*
  * Calls over a cache: the sequence of a tile, and where its keys are. Kernels walk logical tiles of keys; pages are
  * translated for addresses alone, so that results do not depend on them. What the caller's integers hold is checked
- * here, where they are read (docs/serving.md has the results). Addresses are chosen before loads, which are in no
- * branch; arrays that are absent are zeros.
+ * here, where they are read (docs/serving.md has the results). Addresses are chosen before loads, so
+ * that no function here loads in a branch; arrays that are absent are zeros.
  */
 #ifndef ATTUNE_SERVING_H
 #define ATTUNE_SERVING_H
