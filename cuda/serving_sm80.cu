@@ -64,28 +64,27 @@ __device__ __forceinline__ bool find_rows(tile &t, const attune_cuda_arguments &
     int live = s.count.address ? min(integer_at(s.count, 0), a.batch) : a.batch;
     t.h_kv = index % known_here(a.kv_heads);
     t.h = t.h_kv * group;
-    index /= known_here(a.kv_heads);
-    int before = 0;
+    u32 left = (u32)(index / known_here(a.kv_heads)); /* tiles of 32 sequences fit 32 bits */
 #pragma unroll 1
     for (int b = 0; b < live; b += 32) {
         sequence_rows mine = rows_of(a, s, b + lane, live);
-        int tiles = (int)(((i64)mine.count * group + BLOCK_M - 1) / BLOCK_M), sum = tiles;
+        u32 tiles = (u32)(((i64)mine.count * group + BLOCK_M - 1) / BLOCK_M), sum = tiles;
 #pragma unroll
         for (int i = 1; i < 32; i *= 2) {
-            int other = __shfl_up_sync(0xffffffffu, sum, i);
+            u32 other = __shfl_up_sync(0xffffffffu, sum, i);
             sum += lane >= i ? other : 0;
         }
-        u32 past = __ballot_sync(0xffffffffu, before + sum > index);
+        u32 past = __ballot_sync(0xffffffffu, sum > left);
         if (past) {
             int found = __ffs((int)past) - 1;
             t.b = b + found;
             t.row0 = __shfl_sync(0xffffffffu, mine.first, found);
             t.q_len = __shfl_sync(0xffffffffu, mine.count, found);
             t.rows = t.q_len * group;
-            t.row = (index - before - __shfl_sync(0xffffffffu, sum - tiles, found)) * BLOCK_M;
+            t.row = (int)(left - __shfl_sync(0xffffffffu, sum - tiles, found)) * BLOCK_M;
             return true;
         }
-        before += __shfl_sync(0xffffffffu, sum, 31);
+        left -= __shfl_sync(0xffffffffu, sum, 31);
     }
     return false;
 }
@@ -415,7 +414,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     tile &t = *(tile *)(memory + AT.size - ATTUNE_CUDA_SERVING_TILE);
     float factor = uniform(fold_factor(a.scale));
     tile found;
-    for (int index = block_here(); find_rows(found, a, s, index); index += grid_here()) {
+    /* A grid has fewer than 2^31 CTAs: tiles from there on are of sequences that claim the same rows. */
+    for (u32 index = (u32)block_here(); (int)index >= 0 && find_rows(found, a, s, (int)index);
+         index += (u32)grid_here()) {
         find_keys(found, a, s);
         if (threadIdx.x == 0)
             t = found;

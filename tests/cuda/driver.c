@@ -389,6 +389,89 @@ Test(cuda_driver, a_single_head_is_aligned)
     attune_instance_destroy(instance);
 }
 
+/* What bounds a call over a cache is its rows and keys, and not the longest sequence times the batch. Nothing reads the
+ * memory. */
+Test(cuda_driver, limits_of_calls_over_a_cache)
+{
+    static const struct {
+        int64_t heads, kv_heads, batch, q_len, kv_len, tokens, page, entries;
+        bool packed;
+        const char *refused;
+    } table[] = {
+        {64, 8, 1024, 32768, 32768, 8192, 16, 4096, true, NULL},
+        {64, 1, 4, 1 << 24, 1024, 1 << 26, 16, 4096, false, NULL},
+        {256, 256, 2, 1 << 30, 1024, 1 << 30, 16, 4096, true, "1073741824 rows of q make more than 2147483647 workg"},
+        {64, 1, 4, 8, 1024, 1 << 25, 16, 4096, true, NULL},
+        {64, 1, 4, 1 << 25, 1024, 1 << 25, 16, 4096, true, "2147483648 rows of the 64 heads"},
+        {64, 1, 1, 1 << 25, 1024, 1 << 25, 16, 4096, false, "2147483648 rows of the 64 heads"},
+        {4, 2, 2, 8, INT32_MAX, 16, 65536, 32767, true, NULL},
+        {4, 2, 2, 8, INT32_MAX, 16, 65536, 32768, true, "2147483647 keys, the kernel takes at most 2147479551"},
+        {4, 2, INT32_MAX, 1, 64, 16, 16, 4096, true, "2147483647 sequences"},
+    };
+    fake_state *fake = open_fake();
+    *fake = (fake_state){.architecture = 90};
+    const attune_instance_desc desc = {.struct_size = sizeof desc, .cache_folder = ""};
+    attune_instance *instance;
+    attune_device *device;
+    attune_buffer *buffer;
+    cr_assert_eq(attune_instance_create(&desc, &instance), ATTUNE_OK);
+    cr_assert_eq(attune_device_open(instance, "cuda:0", &device), ATTUNE_OK);
+    cr_assert_eq(attune_cuda_buffer_wrap(device, 4096, UINT64_C(1) << 50, &buffer), ATTUNE_OK, "%s",
+                 attune_last_error());
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        const int64_t heads = table[i].heads, kv_heads = table[i].kv_heads, batch = table[i].batch,
+                      tokens = table[i].tokens, q_len = table[i].q_len, group = heads / kv_heads;
+        const attune_problem problem = {.struct_size = sizeof problem,
+                                        .dtype = ATTUNE_F16,
+                                        .head_dim = DIM,
+                                        .batch = batch,
+                                        .heads = heads,
+                                        .kv_heads = kv_heads,
+                                        .q_len = q_len,
+                                        .kv_len = table[i].kv_len,
+                                        .tokens = tokens,
+                                        .page = table[i].page};
+        attune_plan *plan;
+        cr_assert_eq(attune_plan_create(device, &problem, NULL, &plan), ATTUNE_OK, "%zu: %s", i, attune_last_error());
+        const attune_tensor packed = {buffer, 0, ATTUNE_F16, 3, {tokens, heads, DIM}, {0}},
+                            apart = {buffer, 0, ATTUNE_F16, 4, {batch, heads, q_len, DIM}, {0}},
+                            keys = {buffer, 0, ATTUNE_F16, 4, {8, kv_heads, table[i].page, DIM}, {0}},
+                            start = {buffer, 0, ATTUNE_I32, 1, {batch + 1}, {0}};
+        const attune_cache cache = {.struct_size = sizeof cache,
+                                    .k = keys,
+                                    .v = keys,
+                                    .pages = {buffer, 0, ATTUNE_I32, 1, {table[i].entries}, {0}},
+                                    .pages_start = start};
+        const attune_batch lengths = {.struct_size = sizeof lengths,
+                                      .q_start = table[i].packed ? start : (attune_tensor){0},
+                                      .kv_len = {buffer, 0, ATTUNE_I32, 1, {batch}, {0}}};
+        const attune_forward_args args = {.struct_size = sizeof args,
+                                          .q = table[i].packed ? packed : apart,
+                                          .o = table[i].packed ? packed : apart,
+                                          .cache = &cache,
+                                          .batch = &lengths};
+        attune_plan_choice choice = {.struct_size = sizeof choice};
+        cr_assert_eq(attune_plan_choice_get(plan, &choice), ATTUNE_OK);
+        fake->kernel = NULL;
+        const attune_status status = attune_forward(plan, attune_device_queue(device), &args, NULL);
+        if (table[i].refused) {
+            cr_expect_eq(status, ATTUNE_UNSUPPORTED, "%zu", i);
+            cr_expect(strstr(attune_last_error(), table[i].refused), "%zu: %s", i, attune_last_error());
+            cr_expect_null(fake->kernel, "%zu: %s", i, fake->kernel);
+        } else {
+            const int64_t each = (q_len * group + choice.block_m - 1) / choice.block_m * batch,
+                          all = tokens * group / choice.block_m + batch,
+                          grid = (table[i].packed && all < each ? all : each) * kv_heads;
+            cr_expect_eq(status, ATTUNE_OK, "%zu: %s", i, attune_last_error());
+            cr_expect_eq(fake->grid, (unsigned)grid, "%zu: %u CTAs", i, fake->grid);
+        }
+        attune_plan_destroy(plan);
+    }
+    attune_buffer_destroy(buffer);
+    attune_device_destroy(device);
+    attune_instance_destroy(instance);
+}
+
 Test(cuda_driver, waits_run_out_of_time)
 {
     fake_state *fake = open_fake();
