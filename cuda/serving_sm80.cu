@@ -339,6 +339,8 @@ __device__ __forceinline__ recomputed_element recompute(const attune_cuda_argume
         r.o = __fmaf_rn(weight, widen(v[key.x * a.v.batch + key.y * a.v.row]), r.o * alpha);
         r.l = r.l * alpha + weight;
         r.m = row_max;
+        if (r.o != r.o)
+            break; /* it remains NaN */
     }
     return r;
 }
