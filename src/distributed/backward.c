@@ -40,10 +40,11 @@ static attune_tensor gradient(const call *c, int part, bool of_v)
     return t;
 }
 
-/* Computes the keys of a part. */
-static attune_status compute(call *c, int part)
+/* attune__distributed_compute_fn */
+static attune_status compute(attune__distributed_call *base, int part)
 {
-    const attune_distributed *d = c->base.d;
+    call *c = (call *)base;
+    const attune_distributed *d = base->d;
     attune__backward_call resolved;
     attune_backward_args a = c->args;
     attune__distributed_symbols found;
@@ -95,12 +96,7 @@ static attune_status run(call *c)
     ATTUNE__TRY(check(c));
     if (d->zeros)
         ATTUNE__TRY(attune__distributed_begin_sums(&c->base, &c->args, &c->shared));
-    ATTUNE__TRY(attune__distributed_exchange_keys(&c->base));
-    if (d->parts[ATTUNE__OWN].keys)
-        ATTUNE__TRY(compute(c, ATTUNE__OWN));
-    ATTUNE__TRY(attune__distributed_finish(&c->base));
-    if (d->parts[ATTUNE__OTHERS].keys)
-        ATTUNE__TRY(compute(c, ATTUNE__OTHERS));
+    ATTUNE__TRY(attune__distributed_compute(&c->base, compute));
     if (d->zeros)
         ATTUNE__TRY(attune__distributed_return(&c->base));
     if (attune__distributed_split(d))

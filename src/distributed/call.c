@@ -179,7 +179,7 @@ static uint32_t list_keys(const attune__distributed_call *c, const attune__trans
     return listed;
 }
 
-attune_status attune__distributed_exchange_keys(const attune__distributed_call *c)
+static attune_status exchange_keys(const attune__distributed_call *c)
 {
     const attune_distributed *d = c->d;
     const uint32_t sends = list_keys(c, d->sends, d->send_count, ATTUNE__OWN, d->messages);
@@ -193,6 +193,18 @@ attune_status attune__distributed_finish(const attune__distributed_call *c)
     const uint64_t failures = attune__failures();
     const attune_status status = t->finish ? t->finish(t->user, c->queue) : ATTUNE_OK;
     return status == ATTUNE_OK ? status : exchange_failed(t, "finish", status, failures);
+}
+
+attune_status attune__distributed_compute(attune__distributed_call *c, attune__distributed_compute_fn compute)
+{
+    const attune_distributed *d = c->d;
+    ATTUNE__TRY(exchange_keys(c));
+    if (d->parts[ATTUNE__OWN].keys)
+        ATTUNE__TRY(compute(c, ATTUNE__OWN));
+    ATTUNE__TRY(attune__distributed_finish(c));
+    if (d->parts[ATTUNE__OTHERS].keys)
+        ATTUNE__TRY(compute(c, ATTUNE__OTHERS));
+    return ATTUNE_OK;
 }
 
 /* ---------------------------------------------------------------------------------------------------------- symbols */

@@ -166,30 +166,22 @@ static attune_status make_transfers(attune_distributed *d, const attune_partitio
     return ATTUNE_OK;
 }
 
-/* Reserves bytes of the workspace. */
-static uint64_t reserve(attune_distributed *d, uint64_t bytes)
-{
-    const uint64_t at = d->workspace;
-    d->workspace += attune__round_up64(bytes, 256);
-    return at;
-}
-
 static void lay_out_gradients(attune_distributed *d)
 {
     const attune__shape *s = &d->shape;
     const uint64_t planes = (uint64_t)(s->kv_batch * s->kv_heads), real = attune_dtype_size(attune__shape_real(s));
     for (int i = 0; i < ATTUNE__KEY_GRADIENTS; i++) {
         attune__key_gradients *g = &d->gradients[i];
-        g->k_at = reserve(d, planes * (uint64_t)g->keys * s->head_dim * real);
-        g->v_at = reserve(d, planes * (uint64_t)g->keys * s->head_dim_v * real);
+        g->k_at = attune__distributed_reserve(d, planes * (uint64_t)g->keys * s->head_dim * real);
+        g->v_at = attune__distributed_reserve(d, planes * (uint64_t)g->keys * s->head_dim_v * real);
     }
     for (int i = 0; i < ATTUNE__REDUCTIONS; i++) {
         attune__reduction *r = &d->reductions[i];
         const uint64_t line = ATTUNE__REDUCTION_LINE * attune_dtype_size(r->dtype);
         const uint32_t rank = d->transport.rank, size = d->transport.size;
         const int64_t mine = attune__reduction_slice(d, r, rank + 1) - attune__reduction_slice(d, r, rank);
-        r->at = reserve(d, (uint64_t)r->lines * line);
-        r->slices_at = reserve(d, (uint64_t)mine * size * line);
+        r->at = attune__distributed_reserve(d, (uint64_t)r->lines * line);
+        r->slices_at = attune__distributed_reserve(d, (uint64_t)mine * size * line);
     }
 }
 
@@ -220,18 +212,18 @@ static void lay_out(attune_distributed *d)
     const uint64_t keys = (uint64_t)(s->kv_batch * s->kv_heads * d->parts[ATTUNE__OTHERS].keys);
     const uint64_t rows = (uint64_t)(s->batch * s->heads * d->rows);
     const uint64_t real = attune_dtype_size(attune__shape_real(s));
-    d->k_at = reserve(d, keys * s->head_dim * attune_dtype_size(s->k_dtype));
-    d->v_at = reserve(d, keys * s->head_dim_v * attune_dtype_size(s->v_dtype));
+    d->k_at = attune__distributed_reserve(d, keys * s->head_dim * attune_dtype_size(s->k_dtype));
+    d->v_at = attune__distributed_reserve(d, keys * s->head_dim_v * attune_dtype_size(s->v_dtype));
     if (attune__distributed_split(d)) {
         d->lse_at = attune__round_up64(rows * (backward ? s->head_dim : s->head_dim_v) * real, 256);
         d->part_size = d->lse_at + (backward ? 0 : attune__round_up64(rows * real, 256));
-        d->part_at = reserve(d, ATTUNE__DISTRIBUTED_PARTS * d->part_size);
+        d->part_at = attune__distributed_reserve(d, ATTUNE__DISTRIBUTED_PARTS * d->part_size);
     }
     if (backward)
         lay_out_gradients(d);
     if (d->merger)
-        d->merge_at = reserve(d, merge_size(d));
-    d->plan_at = reserve(d, attune_plan_workspace_size(d->plan));
+        d->merge_at = attune__distributed_reserve(d, merge_size(d));
+    d->plan_at = attune__distributed_reserve(d, attune_plan_workspace_size(d->plan));
 }
 
 /* -------------------------------------------------------------------------------------------------------- agreement */

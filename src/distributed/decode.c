@@ -108,13 +108,6 @@ static attune_status make_plan(attune_decode *made, const attune_problem *proble
     return status;
 }
 
-static uint64_t reserve(attune_distributed *d, uint64_t bytes)
-{
-    const uint64_t at = d->workspace;
-    d->workspace += attune__round_up64(bytes, 256);
-    return at;
-}
-
 static void lay_out(attune_decode *made)
 {
     attune_distributed *d = &made->base;
@@ -126,14 +119,14 @@ static void lay_out(attune_decode *made)
     const uint64_t element = attune_dtype_size(real);
     if (size > 1) {
         made->lse_row = attune__round_up64(rows * s->head_dim_v * element, 256);
-        made->q_at = reserve(d, rows * s->head_dim * attune_dtype_size(s->q_dtype));
-        made->o_at = reserve(d, made->lse_row + rows * element);
+        made->q_at = attune__distributed_reserve(d, rows * s->head_dim * attune_dtype_size(s->q_dtype));
+        made->o_at = attune__distributed_reserve(d, made->lse_row + rows * element);
         made->mine_lse = attune__round_up64(mine * s->head_dim_v * element, 256);
         made->mine_size = made->mine_lse + attune__round_up64(mine * element, 256);
-        made->mine_at = reserve(d, made->mine_size * size);
-        d->merge_at = reserve(d, attune__merge_workspace(real, mine, s->head_dim_v, size));
+        made->mine_at = attune__distributed_reserve(d, made->mine_size * size);
+        d->merge_at = attune__distributed_reserve(d, attune__merge_workspace(real, mine, s->head_dim_v, size));
     }
-    d->plan_at = reserve(d, attune_plan_workspace_size(d->plan));
+    d->plan_at = attune__distributed_reserve(d, attune_plan_workspace_size(d->plan));
 }
 
 static attune_status prepare(attune_decode *made, const attune_decode_desc *desc, attune__hash *hash)

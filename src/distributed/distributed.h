@@ -14,6 +14,7 @@
 
 #include "api/api.h"
 #include "base/hash.h"
+#include "base/round.h"
 
 /* The work of one full block. Work is counted in integers, so that sums are the same on every machine. */
 #define ATTUNE__FULL_WORK 1024
@@ -164,6 +165,13 @@ struct attune_distributed {
     attune_buffer *zeros; /* a row of them, of the type of sums */
 };
 
+/* Reserves bytes of the workspace. */
+static inline uint64_t attune__distributed_reserve(attune_distributed *d, uint64_t bytes)
+{
+    const uint64_t at = d->workspace;
+    d->workspace += attune__round_up64(bytes, 256);
+    return at;
+}
 /* Whether both parts are computed, and their results merged. */
 static inline bool attune__distributed_split(const attune_distributed *d)
 {
@@ -242,8 +250,11 @@ uint32_t attune__distributed_list(const attune_distributed *d, const attune__tra
                                   attune_message *to);
 /* Exchanges the first messages of d->messages, and the receives after them. */
 attune_status attune__distributed_exchange(const attune__distributed_call *c, uint32_t sends, uint32_t receives);
-attune_status attune__distributed_exchange_keys(const attune__distributed_call *c);
 attune_status attune__distributed_finish(const attune__distributed_call *c);
+/* Computes the keys of a part. */
+typedef attune_status (*attune__distributed_compute_fn)(attune__distributed_call *c, int part);
+/* Sends keys, computes the own ones meanwhile, and then those of others. */
+attune_status attune__distributed_compute(attune__distributed_call *c, attune__distributed_compute_fn compute);
 
 /* The symbols of the score expression: the engine's and those of attune__expr_gather. */
 typedef struct attune__distributed_symbols {

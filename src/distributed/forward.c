@@ -23,10 +23,11 @@ static attune_status check(call *c)
     return attune__distributed_check(&c->base, &a->k, &a->v);
 }
 
-/* Computes the keys of a part: into o and lse, or into a partial result if there are two. */
-static attune_status compute(call *c, int part)
+/* attune__distributed_compute_fn: into o and lse, or into a partial result if there are two. */
+static attune_status compute(attune__distributed_call *base, int part)
 {
-    const attune_distributed *d = c->base.d;
+    call *c = (call *)base;
+    const attune_distributed *d = base->d;
     attune__forward_call resolved;
     attune_forward_args a = c->args;
     attune__distributed_symbols found;
@@ -80,12 +81,7 @@ static attune_status run(call *c)
 {
     const attune_distributed *d = c->base.d;
     ATTUNE__TRY(check(c));
-    ATTUNE__TRY(attune__distributed_exchange_keys(&c->base));
-    if (d->parts[ATTUNE__OWN].keys)
-        ATTUNE__TRY(compute(c, ATTUNE__OWN));
-    ATTUNE__TRY(attune__distributed_finish(&c->base));
-    if (d->parts[ATTUNE__OTHERS].keys)
-        ATTUNE__TRY(compute(c, ATTUNE__OTHERS));
+    ATTUNE__TRY(attune__distributed_compute(&c->base, compute));
     if (attune__distributed_split(d))
         ATTUNE__TRY(merge(c));
     if (c->args.seconds)
