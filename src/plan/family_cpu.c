@@ -201,8 +201,7 @@ const attune__family attune__cpu = {
     .serving = true,
     .fixed_splits = true,
     .wide_heads = true,
-    .dtypes = 1u << ATTUNE_F32 | 1u << ATTUNE_F16 | 1u << ATTUNE_BF16 | 1u << ATTUNE_F64 | 1u << ATTUNE_F8E4M3 |
-              1u << ATTUNE_F8E5M2 | 1u << ATTUNE_I8 | 1u << ATTUNE_Q8_0 | 1u << ATTUNE_Q4_0,
+    .dtypes = ATTUNE__CACHE_DTYPES | 1u << ATTUNE_F64,
     .mixes = 1u << ATTUNE__PASS_FORWARD | 1u << ATTUNE__PASS_DECODE | 1u << ATTUNE__PASS_BACKWARD,
     .options = {ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__PRESCALE_QK),
                 ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__PRESCALE_QK) | ATTUNE__BIT(ATTUNE__SPLIT_KV),

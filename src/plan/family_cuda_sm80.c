@@ -479,7 +479,7 @@ const attune__family attune__cuda_sm80 = {
     .serving = true,
     .reject_problem = sm80_reject_problem,
     .matrix = ATTUNE_MATRIX_MMA_SYNC,
-    .dtypes = 1u << ATTUNE_F32 | 1u << ATTUNE_F16 | 1u << ATTUNE_BF16,
+    .dtypes = ATTUNE__DENSE_DTYPES,
     .mixes = 1u << ATTUNE__PASS_FORWARD | 1u << ATTUNE__PASS_DECODE,
     .options = {ATTUNE__CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__ROWS_GUARANTEED_SAFE),
                 ATTUNE__CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__SPLIT_KV),

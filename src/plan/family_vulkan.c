@@ -117,10 +117,7 @@ static attune__cost portable_cost(const attune__search *search, const attune__ti
             VULKAN_LOOP | (more) | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__SPLIT_KV),                               \
             VULKAN_LOOP | (more) | ATTUNE__BACKWARD_TILES | ATTUNE__BIT(ATTUNE__WRITE_DQ)                              \
     }
-#define MIXES      (1u << ATTUNE__PASS_FORWARD | 1u << ATTUNE__PASS_DECODE)
-#define ALL_DTYPES (1u << ATTUNE_F32 | 1u << ATTUNE_F16 | 1u << ATTUNE_BF16)
-#define CACHE_DTYPES                                                                                                   \
-    (ALL_DTYPES | 1u << ATTUNE_F8E4M3 | 1u << ATTUNE_F8E5M2 | 1u << ATTUNE_I8 | 1u << ATTUNE_Q8_0 | 1u << ATTUNE_Q4_0)
+#define MIXES (1u << ATTUNE__PASS_FORWARD | 1u << ATTUNE__PASS_DECODE)
 
 uint64_t attune__vulkan_workspace_bytes(const attune__search *search, const attune__tile *tile,
                                         const attune__cost *cost, uint32_t split)
@@ -150,7 +147,7 @@ const attune__family attune__vulkan_portable = {
     .serving = true,
     .wide_heads = true,
     .reject_problem = vulkan_reject_problem,
-    .dtypes = CACHE_DTYPES,
+    .dtypes = ATTUNE__CACHE_DTYPES,
     .mixes = MIXES,
     .options = VULKAN_OPTIONS(0),
     .tiles = scalar_tiles,
@@ -164,7 +161,7 @@ const attune__family attune__vulkan_portable = {
 const attune__family attune__opencl_portable = {
     .name = "opencl_portable",
     .backend = ATTUNE_BACKEND_OPENCL,
-    .dtypes = ALL_DTYPES,
+    .dtypes = ATTUNE__DENSE_DTYPES,
     .mixes = MIXES,
     .options = VULKAN_OPTIONS(0),
     .tiles = scalar_tiles,
@@ -230,7 +227,7 @@ const attune__family attune__vulkan_subgroup = {
     .wide_heads = true,
     .reject_problem = vulkan_reject_problem,
     .subgroups = true,
-    .dtypes = CACHE_DTYPES,
+    .dtypes = ATTUNE__CACHE_DTYPES,
     .mixes = MIXES,
     .options = VULKAN_OPTIONS(ATTUNE__BIT(ATTUNE__NUM_WARPS)),
     .tiles = scalar_tiles,
@@ -331,7 +328,7 @@ const attune__family attune__vulkan_lanes = {
     .reject_problem = vulkan_reject_problem,
     .subgroups = true,
     .host = true,
-    .dtypes = ALL_DTYPES,
+    .dtypes = ATTUNE__DENSE_DTYPES,
     .mixes = MIXES,
     .options = VULKAN_OPTIONS(0),
     .tiles = lanes_tiles,
