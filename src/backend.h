@@ -124,6 +124,53 @@ typedef struct attune__forward {
                   v, 0 or NaN */
 } attune__forward;
 
+/* Sizes of a cache and its batch, for kernels that count in 31 bits: no index reaches what is cut off. */
+typedef struct attune__serving_sizes {
+    uint32_t pool, page; /* pages, and the keys of one */
+    uint32_t entries;    /* of a sequence's row of the block table, or of the list */
+    uint32_t tree_words; /* of a row */
+} attune__serving_sizes;
+
+static inline uint32_t attune__serving_size(int64_t size)
+{
+    return size < INT32_MAX ? (uint32_t)size : INT32_MAX;
+}
+
+static inline attune__serving_sizes attune__serving_sizes_of(const attune__forward *call)
+{
+    const attune__serving *s = call->serving;
+    return (attune__serving_sizes){.pool = attune__serving_size(call->k.size[0]),
+                                   .page = attune__serving_size(call->k.size[2]),
+                                   .entries = attune__serving_size(s->pages.size[s->pages_start.buffer ? 0 : 1]),
+                                   .tree_words = attune__serving_size(s->tree.size[2])};
+}
+
+/* The order of the types of keys and values in kernels: shaders/elements.glsl, quantised.glsl and opencl/quantised.h.
+ */
+static inline uint32_t attune__key_type(attune_dtype dtype)
+{
+    switch (dtype) {
+    case ATTUNE_F8E4M3:
+        return 3;
+    case ATTUNE_F8E5M2:
+        return 4;
+    case ATTUNE_I8:
+        return 5;
+    case ATTUNE_Q8_0:
+        return 6;
+    case ATTUNE_Q4_0:
+        return 7;
+    default:
+        return dtype == ATTUNE_F32 ? 0 : dtype == ATTUNE_F16 ? 1 : 2;
+    }
+}
+
+/* The most rows of a sequence: none of a packed call has more than q. */
+static inline int64_t attune__forward_rows(const attune__forward *call)
+{
+    return call->serving && call->q.size[2] < call->q_len ? call->q.size[2] : call->q_len;
+}
+
 /* New rows of a cache. */
 typedef struct attune__append {
     /* The cache is k and v of forward, v.buffer NULL = a part of k; its serving has the factors and, with a batch

@@ -15,14 +15,10 @@ static attune_cuda_array array_of(const attune_tensor *tensor)
     return a;
 }
 
-static int at_most(int64_t x)
-{
-    return x < INT32_MAX ? (int)x : INT32_MAX;
-}
-
 static attune_cuda_serving serving_of(const attune__forward *call)
 {
     const attune__serving *s = call->serving;
+    const attune__serving_sizes sizes = attune__serving_sizes_of(call);
     return (attune_cuda_serving){
         .q_start = array_of(&s->q_start),
         .kv_len = array_of(&s->kv_len),
@@ -31,19 +27,18 @@ static attune_cuda_serving serving_of(const attune__forward *call)
         .pages = array_of(&s->pages),
         .pages_start = array_of(&s->pages_start),
         .tree = array_of(&s->tree),
-        .tokens = at_most(call->q.size[2]),
-        .pool = at_most(call->k.size[0]),
-        .page = at_most(call->k.size[2]),
-        .entries = at_most(s->pages.size[s->pages_start.buffer ? 0 : 1]),
-        .tree_words = at_most(s->tree.size[2]),
+        .tokens = (int)attune__serving_size(call->q.size[2]),
+        .pool = (int)sizes.pool,
+        .page = (int)sizes.page,
+        .entries = (int)sizes.entries,
+        .tree_words = (int)sizes.tree_words,
     };
 }
 
 /* Of one sequence: packed rows of the query heads that share keys. */
 static int64_t most_rows(const attune__forward *call)
 {
-    const int64_t rows = call->q_len < call->q.size[2] ? call->q_len : call->q.size[2];
-    return rows * (call->heads / call->kv_heads);
+    return attune__forward_rows(call) * (call->heads / call->kv_heads);
 }
 
 /* Those of the plan, or of the block table. */

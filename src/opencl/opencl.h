@@ -76,25 +76,6 @@ static inline uint32_t attune__opencl_dtype_index(attune_dtype dtype)
     return dtype == ATTUNE_F32 ? 0 : dtype == ATTUNE_F16 ? 1 : 2;
 }
 
-/* Of keys and values in a cache: shaders/opencl/quantised.h. */
-static inline uint32_t attune__opencl_key_type(attune_dtype dtype)
-{
-    switch (dtype) {
-    case ATTUNE_F8E4M3:
-        return 3;
-    case ATTUNE_F8E5M2:
-        return 4;
-    case ATTUNE_I8:
-        return 5;
-    case ATTUNE_Q8_0:
-        return 6;
-    case ATTUNE_Q4_0:
-        return 7;
-    default:
-        return attune__opencl_dtype_index(dtype);
-    }
-}
-
 /* ATTUNE_OK, or the status and message of a driver's error in `what`. Records the loss of the device. */
 attune_status attune__opencl_check(attune__opencl_device *device, int32_t error, const char *what);
 

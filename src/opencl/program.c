@@ -21,8 +21,8 @@ static void add_common(const attune__program_desc *desc, bool aligned, attune__o
     attune__opencl_add_define(text, "ALIGNED", aligned);
     attune__opencl_add_define(text, "PACKED", c->decode || desc->shape->tokens);
     if (desc->shape->tokens) {
-        attune__opencl_add_define(text, "K_TYPE", attune__opencl_key_type(desc->shape->k_dtype));
-        attune__opencl_add_define(text, "V_TYPE", attune__opencl_key_type(desc->shape->v_dtype));
+        attune__opencl_add_define(text, "K_TYPE", attune__key_type(desc->shape->k_dtype));
+        attune__opencl_add_define(text, "V_TYPE", attune__key_type(desc->shape->v_dtype));
     } else {
         attune__opencl_add_define(text, "TYPE", attune__opencl_dtype_index(desc->shape->k_dtype));
     }

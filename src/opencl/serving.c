@@ -18,22 +18,17 @@ static attune_opencl_array array_of(const attune_tensor *tensor, uint32_t flag, 
     return a;
 }
 
-/* The kernels count in 31 bits: no index reaches what is cut off. */
-static uint32_t at_most(int64_t size)
-{
-    return size < INT32_MAX ? (uint32_t)size : INT32_MAX;
-}
-
 void attune__opencl_serving_describe(const attune__forward *call, attune_opencl_serving *serving)
 {
     const attune__serving *s = call->serving;
+    const attune__serving_sizes sizes = attune__serving_sizes_of(call);
     uint32_t has = 0;
     *serving = (attune_opencl_serving){
         .tokens = (uint32_t)call->q.size[2],
-        .pool = at_most(call->k.size[0]),
-        .page = at_most(call->k.size[2]),
-        .entries = at_most(s->pages.size[s->pages_start.buffer ? 0 : 1]),
-        .tree_words = at_most(s->tree.size[2]),
+        .pool = sizes.pool,
+        .page = sizes.page,
+        .entries = sizes.entries,
+        .tree_words = sizes.tree_words,
     };
     serving->q_start = array_of(&s->q_start, ATTUNE_OPENCL_HAS_Q_START, &has);
     serving->kv_len = array_of(&s->kv_len, 0, &has);

@@ -34,8 +34,7 @@ static void divide(run *r, bool decode)
         .batch = call->batch,
         .heads = call->heads,
         .kv_heads = call->kv_heads,
-        /* No sequence of a packed call has more rows than q. */
-        .q_len = call->serving && call->q.size[2] < call->q_len ? call->q.size[2] : call->q_len,
+        .q_len = attune__forward_rows(call),
         .block_m = choice->block_m,
         .split_kv = choice->split_kv,
         .decode = decode || call->serving, /* a tile has the rows of a group of heads */

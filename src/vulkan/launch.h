@@ -61,25 +61,6 @@ static inline uint32_t attune__vulkan_dtype_index(attune_dtype dtype)
     return dtype == ATTUNE_F32 ? 0 : dtype == ATTUNE_F16 ? 1 : 2;
 }
 
-/* Of keys and values in a cache: shaders/elements.glsl and quantised.glsl. */
-static inline uint32_t attune__vulkan_key_type(attune_dtype dtype)
-{
-    switch (dtype) {
-    case ATTUNE_F8E4M3:
-        return 3;
-    case ATTUNE_F8E5M2:
-        return 4;
-    case ATTUNE_I8:
-        return 5;
-    case ATTUNE_Q8_0:
-        return 6;
-    case ATTUNE_Q4_0:
-        return 7;
-    default:
-        return attune__vulkan_dtype_index(dtype);
-    }
-}
-
 /* The specialisation constants that all attention kernels have, and those of the measurements. */
 #define CONSTANT(id, type, name, value) uint32_t name;
 typedef struct attune__vulkan_common {

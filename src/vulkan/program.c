@@ -35,8 +35,8 @@ attune_status attune__vulkan_specialise(const attune_limits *limits, const attun
         .PACKED = c->decode || desc->shape->tokens,
         .Q_TYPE = attune__vulkan_dtype_index(desc->shape->q_dtype),
         .O_TYPE = attune__vulkan_dtype_index(desc->shape->o_dtype),
-        .K_TYPE = attune__vulkan_key_type(desc->shape->k_dtype),
-        .V_TYPE = attune__vulkan_key_type(desc->shape->v_dtype),
+        .K_TYPE = attune__key_type(desc->shape->k_dtype),
+        .V_TYPE = attune__key_type(desc->shape->v_dtype),
     };
     memset(kernel, 0, sizeof *kernel);
     kernel->words = prebuilt.words;

@@ -10,15 +10,10 @@ attune_vulkan_array attune__vulkan_array_describe(const attune_tensor *tensor, u
     return a;
 }
 
-/* The kernels count in 31 bits: no index reaches what is cut off. */
-static uint32_t at_most(int64_t size)
-{
-    return size < INT32_MAX ? (uint32_t)size : INT32_MAX;
-}
-
 void attune__vulkan_serving_describe(const attune__forward *call, uint64_t address, attune_vulkan_serving *serving)
 {
     const attune__serving *s = call->serving;
+    const attune__serving_sizes sizes = attune__serving_sizes_of(call);
     *serving = (attune_vulkan_serving){
         .q_start = attune__vulkan_array_describe(&s->q_start, address),
         .kv_len = attune__vulkan_array_describe(&s->kv_len, address),
@@ -30,9 +25,9 @@ void attune__vulkan_serving_describe(const attune__forward *call, uint64_t addre
         .k_scale = attune__vulkan_array_describe(&s->k_scale, address),
         .v_scale = attune__vulkan_array_describe(&s->v_scale, address),
         .tokens = (uint32_t)call->q.size[2],
-        .pool = at_most(call->k.size[0]),
-        .page = at_most(call->k.size[2]),
-        .entries = at_most(s->pages.size[s->pages_start.buffer ? 0 : 1]),
-        .tree_words = at_most(s->tree.size[2]),
+        .pool = sizes.pool,
+        .page = sizes.page,
+        .entries = sizes.entries,
+        .tree_words = sizes.tree_words,
     };
 }
