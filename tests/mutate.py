@@ -47,6 +47,7 @@ RELATED = {
     'base': ['base', 'api', 'expr', 'cpu', 'cache', 'mask', 'plan'],
     'cache': ['cache', 'cuda_driver', 'vulkan'],
     'cpu': ['cpu', 'random', 'goldens', 'api', 'cases', 'gradients'],
+    'distributed': ['distributed', 'api'],
     'expr': ['expr', 'random', 'cuda_mods', 'mask', 'plan', 'api', 'goldens', 'cases', 'mods'],
     'mask': ['mask', 'random', 'api', 'goldens', 'cases'],
     'plan': ['plan', 'api', 'cuda_plans', 'goldens', 'cases', 'vulkan'],

@@ -244,6 +244,10 @@ Test(cache, the_oldest_go_first)
     static uint8_t large[70000];
     attune__cache_put(r.cache, &keys[7], large, sizeof large);
     cr_assert_eq(scratch_files(&r, ".attune"), 4);
+    /* One that displaces several at once. */
+    attune__cache_put(r.cache, &keys[7], large, 35000);
+    cr_assert(has(&r, &keys[7], large, 35000));
+    cr_assert_eq(scratch_files(&r, ".attune"), 2);
     scratch_close(&r);
 }
 
