@@ -3,32 +3,42 @@
 """PyTorch's attention beside attune's, on the same shapes in one run (docs/benchmarking.md).
 
 For each workload of a file runs `attune bench`, then times on the same GPU what PyTorch has for it:
-scaled_dot_product_attention with the cuDNN and flash backends where there is no expression but causal, and compiled
-flex_attention for all. The rows of one workload follow on each other, so that they find the GPU equally warm. FLOP are counted as attune counts them, 2 * pairs * (D + Dv) with the pairs that its mask allows, and
-2.5 times that backwards, where the gradients of q, k and v are timed, without the forward pass.
+scaled_dot_product_attention with the cuDNN and flash backends where there is no expression but causal, compiled
+flex_attention for all, whose functions are made of attune's nodes of the expression (attune expr --ir) and of the captures
+that attune wrote, and FlashAttention-4 (fa4; the packages flash-attn-4, quack-kernels, apache-tvm-ffi, torch-c-dlpack-ext and
+nvidia-cutlass-dsl with its libs of CUDA 13) for causal, windows and soft-caps. The rows of one workload follow on each
+other, so that they find the GPU equally warm. FLOP are counted as attune counts them, 2 * pairs * (D + Dv) with the pairs
+that its mask allows, and 2.5 times that backwards, where the gradients of q, k, v and, by flex_attention, of the score's
+captures are timed, without the forward pass.
 Inputs are random normal numbers. A sample is the mean of the calls that fill --min-time / --repetitions seconds between two
 CUDA events, behind as long a warm-up as attune's rows have; the figure is the samples' median. A backend that is missing or refuses a shape is a row with the reason.
 """
 import argparse
+import ast
 import json
+import math
 import pathlib
+import re
 import statistics
 import subprocess
 import sys
+import tempfile
+import time
 
 here = pathlib.Path(__file__).resolve().parent
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument('--attune', default='attune', help='the program; "" leaves attune out')
+parser.add_argument('--attune', default='attune', help='the program; "" leaves attune out, and flex')
 parser.add_argument('--file', type=pathlib.Path, default=here.parent / 'workloads/shapes/h200_forward.json', help='workloads')
 parser.add_argument('--only', default='', help='workloads by name, with commas between')
-parser.add_argument('--peers', default='cudnn,flash,flex', help='of these')
+parser.add_argument('--peers', default='cudnn,flash,flex', help='of cudnn, flash, flex and fa4')
 parser.add_argument('--device', default='cuda:0', help="attune's device; PyTorch takes the GPU of the same number")
 parser.add_argument('--direction', choices=['forward', 'backward'], default='forward')
 parser.add_argument('--repetitions', type=int, default=10, help='samples of a row')
 parser.add_argument('--min-time', type=float, default=0.2, help="seconds that a row's samples take together")
 parser.add_argument('--warmup-time', type=float, default=0.3, help='seconds of calls before the first sample, of every row')
 parser.add_argument('--seed', type=int, default=1)
-parser.add_argument('--json', type=pathlib.Path, help='all rows, as attune bench --json writes them')
+parser.add_argument('--json', type=pathlib.Path, help='all rows, as attune bench --json writes them; after each workload')
+parser.add_argument('--limit', type=float, default=0, help='seconds after which no further workload begins; 0 = none')
 parser.add_argument('--bench', default='', help='further words for attune bench')
 options = parser.parse_args()
 
@@ -44,14 +54,18 @@ if options.only:
 
 # ------------------------------------------------------------------------------------------------------------- attune
 
+scratch = tempfile.TemporaryDirectory(prefix='torch-peers-')
+folder = pathlib.Path(scratch.name)
+
+
 def run_attune(w):
-    """The JSON that attune bench wrote of one workload; None if it could not run."""
-    folder = options.json.parent if options.json else pathlib.Path('.')
-    shapes, out = folder / 'peers-shapes.json', folder / 'peers-attune.json'
+    """The JSON that attune bench wrote of one workload; None if it could not run. Its captures are in `folder`."""
+    shapes, out = folder / 'shapes.json', folder / 'attune.json'
     shapes.write_text(json.dumps([w]))
     command = [options.attune, 'bench', '--file', str(shapes), '--device', options.device, '--scale', '1', '--seed',
                str(options.seed), '--warmup-time', str(options.warmup_time), '--repetitions', str(options.repetitions),
-               '--min-time', str(options.min_time), '--direction', options.direction, '--no-peers', '--json', str(out)]
+               '--min-time', str(options.min_time), '--direction', options.direction, '--no-peers', '--write-captures',
+               str(folder), '--json', str(out)]
     try:
         subprocess.run(command + options.bench.split(), check=False, stdout=sys.stderr)
         return json.loads(out.read_text())
@@ -59,7 +73,6 @@ def run_attune(w):
         print(f'attune: {error}', file=sys.stderr)
         return None
     finally:
-        shapes.unlink(missing_ok=True)
         out.unlink(missing_ok=True)
 
 
@@ -80,37 +93,105 @@ torch.cuda.set_device(number)
 device = torch.device('cuda', number)
 TYPES = {'bf16': torch.bfloat16, 'f16': torch.float16, 'f32': torch.float32}
 CAUSAL = 'q >= kv'
+WINDOW = re.compile(r'q >= kv && q - kv < (\d+)$')
+SOFT_CAP = re.compile(r'([\d.]+) \* tanh\(score / ([\d.]+)\)$')
 
 
-def slopes(heads):
-    return torch.tensor([2.0 ** (-8.0 * (h + 1) / heads) for h in range(heads)], device=device)
+# ------------------------------------------------------------------------------------------------------- expressions
+
+def load(path):
+    """An array that attune wrote: NPY 1.0 in C order."""
+    data = path.read_bytes()
+    end = 10 + int.from_bytes(data[8:10], 'little')
+    about = ast.literal_eval(data[10:end].decode())
+    kinds = {'<f4': torch.float32, '<i4': torch.int32, '<i8': torch.int64, '|u1': torch.uint8, '|b1': torch.bool}
+    flat = torch.frombuffer(bytearray(data[end:]), dtype=kinds[about['descr']])
+    return flat.reshape(about['shape']).to(device)
 
 
-def masks(w):
-    """attune's masks, by their text, as flex_attention takes them."""
-    window = 1024
-    length = w.get('captures', {}).get('doc', {}).get('length')
-    doc = torch.arange(w['q_len'], device=device) // length if length else None
-    return {
-        CAUSAL: lambda b, h, q, kv: q >= kv,
-        'q >= kv && q - kv < 1024': lambda b, h, q, kv: (q >= kv) & (q - kv < window),
-        'q >= kv && doc[q] == doc[kv]': lambda b, h, q, kv: (q >= kv) & (doc[q] == doc[kv]),
-    }
+def parameters(w):
+    values = {name: p['value'] if isinstance(p, dict) else p for name, p in w.get('parameters', {}).items()}
+    return values | ({'side': w['side']} if 'side' in w else {})
 
 
-def scores(w):
-    alibi = slopes(w['heads'])
-    return {
-        '50 * tanh(score / 50)': lambda score, b, h, q, kv: 50 * torch.tanh(score / 50),
-        'score + slopes[h] * (kv - q)': lambda score, b, h, q, kv: score + alibi[h] * (kv - q),
-    }
+BINARY = {'add': '+', 'sub': '-', 'mul': '*', 'mod': '%', 'eq': '==', 'ne': '!=', 'lt': '<', 'le': '<=', 'and': '&', 'or': '|'}
+
+
+def python_of(nodes, kind, w):
+    """The source of a flex_attention function, one assignment a node. Constants and parameters are Python's numbers."""
+    group = w['heads'] // w.get('kv_heads', w['heads'])
+    names = {'q_len': lengths(w)[0], 'kv_len': lengths(w)[1], 'h_kv': f'h // {group}'}
+    lines, number, at = [], set(), {}
+    for line in nodes:
+        n, kind_of, op, *words = line.split()
+        if op in ('const', 'param'):
+            value = parameters(w)[words[0].partition(':')[0]] if op == 'param' else words[0].capitalize()
+            at[n] = f"float('{value}')" if str(value).lower().lstrip('-') in ('inf', 'nan') else str(value)
+            number.add(n)
+            continue
+        if op == 'var':
+            at[n] = str(names.get(words[0], words[0]))
+            if words[0] in ('q_len', 'kv_len'):
+                number.add(n)
+            continue
+        if op == 'capture':
+            text = f'{words[0].partition(":")[0]}[{", ".join(at[i] for i in words[1:])}]'
+        else:
+            of, plain = [at[i] for i in words], [i in number for i in words]
+            if all(plain):
+                number.add(n)
+            if op in BINARY:
+                text = f'{of[0]} {BINARY[op]} {of[1]}'
+            elif op == 'div':
+                text = f'{of[0]} {"//" if kind_of == "i32" else "/"} {of[1]}'
+            elif op == 'neg':
+                text = f'-{of[0]}'
+            elif op == 'not':
+                text = f'~{of[0]}'
+            elif op in ('min', 'max') and all(plain):
+                text = f'{op}({of[0]}, {of[1]})'
+            elif op in ('min', 'max') and any(plain):
+                text = f'torch.clamp({of[plain[0]]}, {"max" if op == "min" else "min"}={of[not plain[0]]})'
+            elif op in ('min', 'max'):
+                text = f'torch.{op}imum({of[0]}, {of[1]})'
+            elif op == 'float':
+                text = f'float({of[0]})' if all(plain) else f'{of[0]}.to(torch.float32)'
+            elif op == 'select':
+                text = f'torch.where({", ".join(of)})'
+            else:
+                text = f'{"math" if all(plain) else "torch"}.{op}({", ".join(of)})'
+        lines.append(f'    t{n} = {text}')
+        at[n] = f't{n}'
+    head = 'score, b, h, q, kv' if kind == 'score' else 'b, h, q, kv'
+    result = at[n] if n not in number else f'torch.full_like({"score" if kind == "score" else "q"}, {at[n]})'
+    return f'def mod({head}):\n' + ''.join(line + '\n' for line in lines) + f'    return {result}\n'
+
+
+def mod_of(w, kind, captures):
+    """The workload's mask or score as flex_attention takes it; None if it has none."""
+    if not w.get(kind):
+        return None
+    command = [options.attune, 'expr', w[kind], '--ir'] + (['--score'] if kind == 'score' else [])
+    for name in captures:
+        command += ['--capture', f'{name}={folder / (w["name"] + "." + name + ".npy")}']
+    for name, value in parameters(w).items():
+        command += ['--param', f'{name}={value}']
+    nodes = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    names = {'torch': torch, 'math': math} | captures
+    exec(python_of(nodes, kind, w), names)  # pylint: disable=exec-used
+    return names['mod']
+
+
+def lengths(w):
+    q_len = w.get('q_len', w.get('side', 0) ** 2)
+    return q_len, w.get('kv_len', q_len)
 
 
 def make_inputs(w):
     generator = torch.Generator(device).manual_seed(options.seed)
     dim_v = w.get('head_dim_v', w['head_dim'])
-    kv_heads, kv_len = w.get('kv_heads', w['heads']), w.get('kv_len', w['q_len'])
-    sizes = [(w['heads'], w['q_len'], w['head_dim']), (kv_heads, kv_len, w['head_dim']), (kv_heads, kv_len, dim_v)]
+    kv_heads, (q_len, kv_len) = w.get('kv_heads', w['heads']), lengths(w)
+    sizes = [(w['heads'], q_len, w['head_dim']), (kv_heads, kv_len, w['head_dim']), (kv_heads, kv_len, dim_v)]
     return [torch.randn((w.get('batch', 1), *size), generator=generator, device=device, dtype=TYPES[w['dtype']],
                         requires_grad=options.direction == 'backward') for size in sizes]
 
@@ -124,20 +205,49 @@ def directed(forward, inputs):
     return lambda: torch.autograd.grad(o, inputs, d_o, retain_graph=True)
 
 
+def make_fa4(w, q, k, v):
+    """FlashAttention-4 has tokens before heads: the inputs are laid out so, and seen as q, k and v are."""
+    from flash_attn.cute import flash_attn_func
+    mask, score = w.get('mask', ''), w.get('score', '')
+    window, cap = WINDOW.match(mask), SOFT_CAP.match(score)
+    if mask not in ('', CAUSAL) and not window or score and not (cap and cap[1] == cap[2]):
+        raise ValueError('FlashAttention-4 is given causal masks, windows and soft-caps alone here')
+    for x in (q, k, v):
+        x.data = x.data.transpose(1, 2).contiguous().transpose(1, 2)
+    limits = (int(window[1]) - 1, 0) if window else (None, None)
+
+    def call():
+        out = flash_attn_func(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), causal=mask == CAUSAL, window_size=limits,
+                              softcap=float(cap[1]) if cap else 0.0)
+        return out[0] if isinstance(out, tuple) else out
+    return call
+
+
 def make_peer(w, peer):
     """A function to be timed; raises with the reason where there is none."""
     q, k, v = make_inputs(w)
     grouped = q.shape[1] != k.shape[1]
     if peer == 'flex':
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-        if w.get('mask') and w['mask'] not in masks(w) or w.get('score') and w['score'] not in scores(w):
-            raise ValueError('this script has no such expression in Python')
+        if not options.attune:
+            raise ValueError('its functions are made of the nodes that attune prints')
+        captures = {name: load(folder / f'{w["name"]}.{name}.npy') for name in w.get('captures', {})}
+        words = set(re.findall(r'\w+', w.get('score', '')))
+        learned = [c for name, c in captures.items() if name in words and c.is_floating_point()]
+        for capture in learned:
+            capture.requires_grad_(options.direction == 'backward')
+        mask, score = mod_of(w, 'mask', captures), mod_of(w, 'score', captures)
         block_mask = None
-        if w.get('mask'):
-            block_mask = create_block_mask(masks(w)[w['mask']], None, None, q.shape[2], k.shape[2], device=device)
+        if mask:
+            words = set(re.findall(r'\w+', w['mask']))
+            block_mask = create_block_mask(mask, q.shape[0] if 'b' in words else None,
+                                           q.shape[1] if words & {'h', 'h_kv'} else None, q.shape[2], k.shape[2],
+                                           device=device)
         compiled = torch.compile(flex_attention, dynamic=False)
-        score = scores(w)[w['score']] if w.get('score') else None
-        return directed(lambda: compiled(q, k, v, score_mod=score, block_mask=block_mask, enable_gqa=grouped), (q, k, v))
+        return directed(lambda: compiled(q, k, v, score_mod=score, block_mask=block_mask, enable_gqa=grouped),
+                        (q, k, v, *learned))
+    if peer == 'fa4':
+        return directed(make_fa4(w, q, k, v), (q, k, v))
     if w.get('score') or w.get('mask', CAUSAL) != CAUSAL:
         raise ValueError('scaled_dot_product_attention takes no expression')
     backend = {'cudnn': SDPBackend.CUDNN_ATTENTION, 'flash': SDPBackend.FLASH_ATTENTION}[peer]
@@ -171,9 +281,9 @@ def pairs_of(w):
     """As attune counted them; without it, for what has a formula."""
     if w['name'] in medians and medians[w['name']].get('pairs', -1) > 0:
         return medians[w['name']]['pairs']
-    planes, n = w.get('batch', 1) * w['heads'], w['q_len']
+    planes, (n, kv_len) = w.get('batch', 1) * w['heads'], lengths(w)
     if not w.get('mask'):
-        return planes * n * w.get('kv_len', n)
+        return planes * n * kv_len
     return planes * n * (n + 1) // 2 if w['mask'] == CAUSAL else None
 
 
@@ -202,19 +312,30 @@ def row_of(w, peer):
 
 
 peers = [peer for peer in options.peers.split(',') if peer]
-print(f'{"workload":18} {"by":8} {"ms":>9} {"TFLOP/s":>8}  plan, or why not')
+print(f'{"workload":22} {"by":8} {"ms":>9} {"TFLOP/s":>8}  plan, or why not')
 
 
 def show(row, by):
     if row['status'] == 'ok':
         rate = row.get('flop_per_second', -1)
-        print(f'{row["workload"]:18} {by:8} {row["median_seconds"] * 1e3:9.3f} {rate * 1e-12 if rate > 0 else 0:8.1f}  '
+        print(f'{row["workload"]:22} {by:8} {row["median_seconds"] * 1e3:9.3f} {rate * 1e-12 if rate > 0 else 0:8.1f}  '
               f'{row.get("plan", "")}', flush=True)
     else:
-        print(f'{row["workload"]:18} {by:8} {"-":>9} {"-":>8}  {row["message"][:90]}', flush=True)
+        print(f'{row["workload"]:22} {by:8} {"-":>9} {"-":>8}  {row["message"][:90]}', flush=True)
 
 
+def write():
+    if options.json:
+        options.json.write_text(json.dumps(document, indent=2) + '\n')
+
+
+document['context'] |= {'torch': torch.__version__, 'cudnn': torch.backends.cudnn.version(),
+                        'gpu': torch.cuda.get_device_name(number)}
+begin = time.monotonic()
 for w in workloads:
+    if options.limit and time.monotonic() - begin > options.limit:
+        print(f'{w["name"]} and those after it: not begun, {options.limit:g} s are over')
+        break
     attune = run_attune(w) if options.attune else None
     if attune:
         document['context'] |= attune['context']
@@ -226,6 +347,9 @@ for w in workloads:
         row = row_of(w, peer)
         document['benchmarks'].append(row)
         show(row, peer)
+    write()
+    for path in folder.glob('*.npy'):
+        path.unlink()
 for peer in peers:
     ratios = [row['median_seconds'] / medians[row['workload']]['median_seconds'] for row in document['benchmarks']
               if row.get('device') == f'torch-{peer}' and row['status'] == 'ok' and row['workload'] in medians]
@@ -233,7 +357,3 @@ for peer in peers:
         mean = statistics.geometric_mean(ratios)
         print(f'attune is {max(mean, 1 / mean):.2f} times {"faster" if mean >= 1 else "slower"} than {peer} (geometric mean of {len(ratios)} '
               f'workloads, {min(ratios):.2f} to {max(ratios):.2f} times as fast)')
-document['context'] |= {'torch': torch.__version__, 'cudnn': torch.backends.cudnn.version(),
-                        'gpu': torch.cuda.get_device_name(number)}
-if options.json:
-    options.json.write_text(json.dumps(document, indent=2) + '\n')

@@ -8,7 +8,8 @@
 #include "bench/timing/row.h"
 
 typedef struct bench_options {
-    const char *workloads, *file, *devices, *dtypes, *kernel, *json, *baseline, *doc_lengths, *direction;
+    const char *workloads, *file, *devices, *dtypes, *kernel, *json, *baseline, *doc_lengths, *direction,
+        *write_captures;
     const char *kv_dtype_text, *o_dtype_text;
     attune_dtype kv_dtype, o_dtype; /* 0 = the workload's */
     report_format format;

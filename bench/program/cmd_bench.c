@@ -16,6 +16,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/utsname.h>
 #include <time.h>
 #include <unistd.h>
@@ -180,6 +181,17 @@ static bool add_named(bench_run *run, const char *name)
     return true;
 }
 
+/* Before the work: whether files can be made in the folder. */
+static bool check_captures(const char *path)
+{
+    struct stat about;
+    if (!stat(path, &about) && !S_ISDIR(about.st_mode))
+        errno = ENOTDIR;
+    else if (!access(path, W_OK | X_OK))
+        return true;
+    return error("--write-captures: %s cannot be written to: %s", path, strerror(errno));
+}
+
 static bool choose_workloads(bench_run *run)
 {
     bench_options *o = &run->options;
@@ -201,6 +213,8 @@ static bool choose_workloads(bench_run *run)
                      run->serving[0]->name);
     if (run->serving_count && o->ranks)
         return error("--ranks is given, but workloads over a cache (%s) are on one device", run->serving[0]->name);
+    if (o->write_captures && !run->workload_count)
+        return error("--write-captures is given, but no workload: masks and batches over a cache write no captures");
     return run->workload_count || run->serving_count || o->masks ||
            error("--workload is \"%s\", expected names with commas", o->workloads);
 }
@@ -477,7 +491,37 @@ static void add_context(bench_run *run, int argc, char **argv)
 
 /* ------------------------------------------------------------------------------------------------------------- rows */
 
-static void run_attention(bench_run *run)
+static bool write_capture(void *user, size_t index, FILE *stream)
+{
+    (void)index;
+    return npy_write(stream, user);
+}
+
+static bool write_captures(bench_run *run, const workload *w)
+{
+    char path[1024];
+    attention a;
+    failure why = {{0}};
+    if (!workload_bind(run->instance, w, run->options.row.seed, &a, &why))
+        return error("--write-captures: %s", why.message);
+    bool good = true;
+    for (uint32_t i = 0; good && i < a.capture_count; ++i) {
+        const attune_array *from = &a.captures[i].array;
+        array to = {.dtype = from->dtype, .rank = from->rank, .data = (void *)(uintptr_t)from->data};
+        memcpy(to.size, from->size, sizeof to.size);
+        output file = {.option = "--write-captures", .path = path};
+        const int length =
+            snprintf(path, sizeof path, "%s/%s.%s.npy", run->options.write_captures, w->name, a.captures[i].name);
+        good = length < (int)sizeof path || error("--write-captures: the path of %s.%s.npy has more than %zu bytes",
+                                                  w->name, a.captures[i].name, sizeof path - 1);
+        good = good && outputs_find(&file, 1) && outputs_write(&file, 1, write_capture, &to);
+        outputs_drop(&file, 1);
+    }
+    workload_release(&a);
+    return good;
+}
+
+static bool run_attention(bench_run *run)
 {
     for (uint32_t i = 0; i < run->device_count; ++i)
         for (uint32_t t = 0; t < run->devices[i].dtype_count; ++t)
@@ -494,6 +538,8 @@ static void run_attention(bench_run *run)
                 if (w.dtype != d->dtypes[t])
                     row.peak_flops = row.peak_bandwidth = 0;
                 row.share = workload_flop(&w) / workload_flop(full);
+                if (run->options.write_captures && !write_captures(run, &w))
+                    return false;
                 show_progress(run, w.name, d->info.id, attune_dtype_string(w.dtype));
                 if (run->options.ranks)
                     row_ranks(run->instance, d->device, &w, run->options.ranks, run->options.layout, &run->options.row,
@@ -502,6 +548,7 @@ static void run_attention(bench_run *run)
                     row_attention(run->instance, d->device, &w, &run->options.row, &row);
                 keep_row(run, &row);
             }
+    return true;
 }
 
 static void run_serving(bench_run *run)
@@ -605,7 +652,7 @@ static int run_all(bench_run *run, int argc, char **argv)
     (void)sigaction(SIGTERM, &action, &ended);
     if (run->out)
         report_begin(&run->report, o->format, run->out);
-    run_attention(run);
+    const bool written = run_attention(run);
     run_serving(run);
     run_masks(run);
     run_peers(run);
@@ -622,6 +669,8 @@ static int run_all(bench_run *run, int argc, char **argv)
     int status = count[REPORT_FAILED] + count[REPORT_WRONG]       ? EXIT_FAILED
                  : count[REPORT_UNSUPPORTED] && !count[REPORT_OK] ? EXIT_UNAVAILABLE
                                                                   : EXIT_GOOD;
+    if (!written)
+        status = EXIT_FAILED;
     if (stopped) {
         (void)error("stopped after %u of %u rows", run->done, run->total);
         status = EXIT_FAILED;
@@ -648,7 +697,8 @@ static int prepare(bench_run *run)
     bench_options *o = &run->options;
     failure why = {{0}};
     run->output = (output){.option = "--json", .path = o->json && !bench_options_json_alone(o) ? o->json : ""};
-    if (!outputs_find(&run->output, 1) || !choose_workloads(run) || !load_lengths(run))
+    if (!outputs_find(&run->output, 1) || !choose_workloads(run) || !load_lengths(run) ||
+        (o->write_captures && !check_captures(o->write_captures)))
         return EXIT_USAGE;
     if (o->doc_lengths && !o->masks) {
         (void)error("--doc-lengths requires --masks");

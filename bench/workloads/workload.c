@@ -277,14 +277,26 @@ static void shrink_lengths(workload *s, const workload *w, double target, int64_
         s->captures[i].length = w->captures[i].length * share;
 }
 
+/* Whether a capture has sizes of its own: the expressions may then hold for this shape alone. */
+static bool keeps_shape(const workload *w)
+{
+    bool sized = false, follows = false;
+    for (uint32_t i = 0; i < w->capture_count; ++i) {
+        if (!w->captures[i].generator[0])
+            return true;
+        sized |= w->captures[i].values.rank > 0;
+        for (uint32_t d = 0; d < w->captures[i].values.rank; ++d)
+            follows |= w->captures[i].extent[d] != WORKLOAD_NUMBER;
+    }
+    return sized && !follows;
+}
+
 workload workload_scaled(const workload *w, double scale)
 {
     workload s = *w;
-    if (!(scale > 0 && scale < 1) || w->q_len < 1 || w->kv_len < 1 || w->kv_heads < 1 || w->heads < w->kv_heads)
+    if (!(scale > 0 && scale < 1) || w->q_len < 1 || w->kv_len < 1 || w->kv_heads < 1 || w->heads < w->kv_heads ||
+        keeps_shape(w))
         return s;
-    for (uint32_t i = 0; i < w->capture_count; ++i)
-        if (!w->captures[i].generator[0] || w->captures[i].values.rank)
-            return s;
     double target = scale * all_pairs(w);
     shrink_lengths(&s, w, target, 1024);
     double excess = all_pairs(&s) / target;
@@ -462,15 +474,87 @@ static bool generate_length(const workload_capture *c, const shape *s, uint64_t 
     return true;
 }
 
+static bool create_sized(const workload_capture *c, const shape *s, attune_dtype dtype, array *out, failure *why)
+{
+    const int64_t extents[] = {[WORKLOAD_TOKENS] = s->tokens, [WORKLOAD_BATCH] = s->batch, [WORKLOAD_HEADS] = s->heads};
+    int64_t size[ATTUNE_MAX_RANK];
+    if (!c->values.rank)
+        return failure_set(why, "capture %s: the generator %s needs \"size\"", c->name, c->generator);
+    double count = 1;
+    for (uint32_t d = 0; d < c->values.rank; ++d) {
+        size[d] = c->extent[d] == WORKLOAD_NUMBER ? c->values.size[d] : extents[c->extent[d]];
+        count *= (double)size[d];
+    }
+    if (count > 0x1p31)
+        return failure_set(why, "capture %s: size is %.0f elements, the limit is 2^31", c->name, count);
+    return array_create(out, dtype, c->values.rank, size, why);
+}
+
 static bool generate_normal(const workload_capture *c, const shape *s, uint64_t seed, array *out, failure *why)
 {
-    (void)s;
-    if (!c->values.rank)
-        return failure_set(why, "capture %s: the generator normal needs \"size\"", c->name);
-    if (!array_create(out, ATTUNE_F32, c->values.rank, c->values.size, why))
+    if (!create_sized(c, s, ATTUNE_F32, out, why))
         return false;
     random_state r = stream(seed, c->name);
     array_fill_normal(out, &r, c->spread > 0 ? c->spread : 1);
+    return true;
+}
+
+static bool generate_positive(const workload_capture *c, const shape *s, uint64_t seed, array *out, failure *why)
+{
+    if (!generate_normal(c, s, seed, out, why))
+        return false;
+    for (int64_t i = 0, n = array_count(out); i < n; ++i)
+        ((float *)out->data)[i] = fabsf(((float *)out->data)[i]);
+    return true;
+}
+
+static bool generate_integer(const workload_capture *c, const shape *s, uint64_t seed, array *out, failure *why)
+{
+    if (!create_sized(c, s, ATTUNE_I32, out, why))
+        return false;
+    random_state r = stream(seed, c->name);
+    for (int64_t i = 0, n = array_count(out); i < n; ++i)
+        ((int32_t *)out->data)[i] = (int32_t)(random_uniform(&r) * (double)(c->count > 0 ? c->count : s->tokens));
+    return true;
+}
+
+/* Raffel et al. (2020): half of the buckets for distances of their own, the others logarithmic up to `length`. */
+static bool generate_bucket(const workload_capture *c, const shape *s, uint64_t seed, array *out, failure *why)
+{
+    (void)seed;
+    const double count = c->count > 0 ? (double)c->count : 32, exact = floor(count / 2);
+    if (!array_create(out, ATTUNE_I32, 1, (int64_t[]){s->tokens}, why))
+        return false;
+    for (int64_t i = 0; i < s->tokens; ++i) {
+        const double distance = (double)i, far = fmax(c->length / fmax(exact, 1), 2);
+        const double log_bucket = exact + floor(log(fmax(distance / fmax(exact, 1), 1)) / log(far) * (count - exact));
+        ((int32_t *)out->data)[i] = (int32_t)(distance < exact ? distance : fmin(log_bucket, count - 1));
+    }
+    return true;
+}
+
+/* Trees of a median of `length` tokens in depth-first order: a node has the next one as a child with probability
+ * spread / (1 + spread), else one of its ancestors has. */
+static bool generate_tree(const workload_capture *c, const shape *s, uint64_t seed, array *out, failure *why)
+{
+    if (!array_create(out, ATTUNE_I32, 1, (int64_t[]){s->tokens}, why))
+        return false;
+    int32_t *last = out->data, *parent = malloc((size_t)s->tokens * sizeof *parent);
+    if (!parent)
+        return failure_set(why, "capture %s: out of memory", c->name);
+    random_state r = stream(seed, "tree");
+    for (int64_t i = 0, left = 0; i < s->tokens; ++i) {
+        int32_t p = (int32_t)i - 1;
+        for (; left > 0 && parent[p] >= 0 && random_uniform(&r) * (1 + c->spread) >= c->spread;)
+            p = parent[p];
+        parent[i] = left > 0 ? p : -1;
+        left = left > 0 ? left - 1 : random_length(&r, c->length, 0.5) - 1;
+        last[i] = (int32_t)i;
+    }
+    for (int64_t i = s->tokens; i-- > 0;)
+        if (parent[i] >= 0 && last[i] > last[parent[i]])
+            last[parent[i]] = last[i];
+    free(parent);
     return true;
 }
 
@@ -533,30 +617,41 @@ static const struct {
     workload_generator about;
     generate_fn generate;
 } generators[] = {
-    {{"document",
-      "i32 [tokens]: the number of each token's document; log-normal lengths (median length, spread sigma)"},
+    {{"document", "i32 [tokens]: the number of each token's document; log-normal lengths (median length, spread sigma)",
+      false},
      generate_document},
     {{"prefix_document",
       "i32 [tokens]: groups of a prompt and count answers, each part with a number of its own; answers "
-      "of length and spread, prompts twice as long"},
+      "of length and spread, prompts twice as long",
+      false},
      generate_prefix_document},
-    {{"prefix_owner", "i32 [tokens]: the number that prefix_document gave to the prompt of each token's group"},
+    {{"prefix_owner", "i32 [tokens]: the number that prefix_document gave to the prompt of each token's group", false},
      generate_prefix_owner},
-    {{"image", "i32 [tokens]: the number of each token's image, -1 in the text between; log-normal lengths"},
+    {{"image", "i32 [tokens]: the number of each token's image, -1 in the text between; log-normal lengths", false},
      generate_image},
     {{"anchor",
-      "i32 [batch, blocks]: sorted random places in the context, kv_len - q_len long; blocks of count queries"},
+      "i32 [batch, blocks]: sorted random places in the context, kv_len - q_len long; blocks of count queries", false},
      generate_anchor},
-    {{"keep", "bool [batch, blocks]: a share of spread is false; blocks of count queries"}, generate_keep},
-    {{"slopes", "f32 [heads]: ALiBi's"}, generate_slopes},
-    {{"length", "i32 [batch]: between spread times q_len and q_len"}, generate_length},
-    {{"bias", "f32 [count, heads]: normal, of standard deviation spread"}, generate_bias},
-    {{"temperature", "f32 [heads]: exp of a normal of standard deviation spread"}, generate_temperature},
+    {{"keep", "bool [batch, blocks]: a share of spread is false; blocks of count queries", false}, generate_keep},
+    {{"slopes", "f32 [heads]: ALiBi's", false}, generate_slopes},
+    {{"length", "i32 [batch]: between spread times q_len and q_len", false}, generate_length},
+    {{"bias", "f32 [count, heads]: normal, of standard deviation spread", false}, generate_bias},
+    {{"temperature", "f32 [heads]: exp of a normal of standard deviation spread", false}, generate_temperature},
     {{"rollout_anchor",
-      "i32 [tokens]: the anchor of each token of count depths, of which each keeps a share of spread of the last"},
+      "i32 [tokens]: the anchor of each token of count depths, of which each keeps a share of spread of the last",
+      false},
      generate_rollout_anchor},
-    {{"rollout_depth", "i32 [tokens]: its depth"}, generate_rollout_depth},
-    {{"normal", "f32 [size]: normal, of standard deviation spread"}, generate_normal},
+    {{"rollout_depth", "i32 [tokens]: its depth", false}, generate_rollout_depth},
+    {{"bucket", "i32 [tokens]: of each distance, the bucket of count that T5 has up to a distance of length", false},
+     generate_bucket},
+    {{"tree",
+      "i32 [tokens]: trees of a median of length tokens in depth-first order: each node's last descendant; a "
+      "larger spread makes longer branches",
+      false},
+     generate_tree},
+    {{"normal", "f32 [size]: normal, of standard deviation spread", true}, generate_normal},
+    {{"positive", "f32 [size]: absolute values of those", true}, generate_positive},
+    {{"integer", "i32 [size]: uniform below count, or below the number of tokens", true}, generate_integer},
 };
 
 const workload_generator *workload_generator_get(uint32_t index)

@@ -26,14 +26,23 @@ typedef struct workload_parameter {
     workload_shrink shrink;
 } workload_parameter;
 
+/* A size of a capture that follows the workload's. */
+typedef enum workload_extent {
+    WORKLOAD_NUMBER = 0,
+    WORKLOAD_TOKENS = 1, /* the larger of q_len and kv_len */
+    WORKLOAD_BATCH = 2,
+    WORKLOAD_HEADS = 3
+} workload_extent;
+
 /* A capture: computed by a generator (workload_generator_get lists them), or given. */
 typedef struct workload_capture {
     char name[64];
-    char generator[32]; /* empty = `values` is given */
-    double length;      /* median length in tokens, in proportion to kv_len when shrunk; meaning: see the generator */
-    double spread;      /* meaning: see the generator */
-    int64_t count;      /* likewise */
-    array values;       /* the data, owned by the workload list; generator "normal" reads only its rank and size */
+    char generator[32];                      /* empty = `values` is given */
+    workload_extent extent[ATTUNE_MAX_RANK]; /* of the dimensions of `values`, for generators that take a size */
+    double length; /* median length in tokens, in proportion to kv_len when shrunk; meaning: see the generator */
+    double spread; /* meaning: see the generator */
+    int64_t count; /* likewise */
+    array values;  /* the data, owned by the workload list; generators that take a size read its rank and size */
 } workload_capture;
 
 typedef struct workload {
@@ -75,7 +84,8 @@ double workload_flop(const workload *w);
  * Shrinks lengths (to no less than 1,024 keys), then batch and heads, then lengths further, so that the work is about
  * `scale` (0 to 1] of the whole. Keeps the ratio of heads to kv_heads and of kv_len to q_len; windows, prefixes and
  * document lengths shrink with kv_len, so that the pattern and the density of the mask are kept. A single query remains
- * one. A workload with given arrays keeps its shape.
+ * one. A workload with given arrays, or whose captures' sizes are all numbers, keeps its
+ * shape.
  */
 workload workload_scaled(const workload *w, double scale);
 
@@ -96,6 +106,7 @@ void workload_document_ids(int32_t *ids, int64_t total, const int64_t *lengths, 
 /* The generators of captures; NULL past the count. */
 typedef struct workload_generator {
     const char *name, *description;
+    bool sized; /* takes "size" */
 } workload_generator;
 const workload_generator *workload_generator_get(uint32_t index);
 

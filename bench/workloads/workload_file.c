@@ -114,6 +114,32 @@ static bool read_size(const location *at, const char *key, const json_t *value, 
     return true;
 }
 
+/* A generator's size: numbers, and names of the workload's own. */
+static bool read_extents(const location *at, const char *name, const json_t *value, workload_capture *c)
+{
+    static const char *const names[] = {
+        [WORKLOAD_TOKENS] = "tokens", [WORKLOAD_BATCH] = "batch", [WORKLOAD_HEADS] = "heads"};
+    json_t *numbers = json_array();
+    bool good = numbers != NULL || fail_field(at, name, "memory is short");
+    for (size_t d = 0; good && d < json_array_size(value); ++d) {
+        const json_t *size = json_array_get(value, d);
+        workload_extent extent = WORKLOAD_NUMBER;
+        for (workload_extent e = WORKLOAD_TOKENS; json_is_string(size) && e <= WORKLOAD_HEADS; ++e)
+            if (!strcmp(json_string_value(size), names[e]))
+                extent = e;
+        if (json_is_string(size) && extent == WORKLOAD_NUMBER)
+            good = fail_field(at, name, "a size is a number, tokens, batch or heads");
+        if (d < ATTUNE_MAX_RANK)
+            c->extent[d] = extent;
+        good =
+            good && (!json_array_append_new(numbers, extent ? json_integer(1) : json_copy((json_t *)(uintptr_t)size)) ||
+                     fail_field(at, name, "memory is short"));
+    }
+    good = good && read_size(at, name, json_is_array(value) ? numbers : value, &c->values);
+    json_decref(numbers);
+    return good;
+}
+
 static double range_least(attune_dtype dtype)
 {
     return dtype == ATTUNE_I32 ? -0x1p31 : dtype == ATTUNE_U8 || dtype == ATTUNE_BOOL ? 0 : -0x1p53;
@@ -205,22 +231,24 @@ static bool read_capture(const location *at, const char *name, const json_t *obj
     if (!has_only(at, name, object, (const char *const[]){"generator", "length", "spread", "count", "size", NULL}) ||
         !read_string(at, name, generator, c->generator, sizeof c->generator))
         return false;
-    bool known = false;
+    bool known = false, sized = false;
     for (uint32_t i = 0; workload_generator_get(i); ++i)
-        known |= !strcmp(workload_generator_get(i)->name, c->generator);
+        if (!strcmp(workload_generator_get(i)->name, c->generator)) {
+            known = true;
+            sized = workload_generator_get(i)->sized;
+        }
     if (!known)
         return fail_field(at, name, "no such generator: attune bench --list names them");
     c->length = 1024;
     c->spread = !strcmp(c->generator, "keep") ? 0 : 1;
     const json_t *length = json_object_get(object, "length"), *spread = json_object_get(object, "spread");
     const json_t *count = json_object_get(object, "count"), *size = json_object_get(object, "size");
-    bool normal = !strcmp(c->generator, "normal");
-    if (normal != (size != NULL))
-        return fail_field(at, name, normal ? "needs size" : "takes no size");
+    if (sized != (size != NULL))
+        return fail_field(at, name, sized ? "needs size" : "takes no size");
     return (!length || read_number(at, name, length, 1, 1e9, &c->length)) &&
            (!spread || read_number(at, name, spread, 0, 100, &c->spread)) &&
            (!count || read_integer(at, name, count, 1, 1 << 20, &c->count)) &&
-           (!size || read_size(at, name, size, &c->values));
+           (!size || read_extents(at, name, size, c));
 }
 
 static bool read_parameter(const location *at, const char *name, const json_t *value, workload_parameter *p)

@@ -476,6 +476,15 @@ Test(program, writes_files_together)
     cr_assert_eq(system("mkdir locked && ln -s ../j.json.tmp locked/m.png"), 0);
     expect("mask causal --no-picture --png locked/m.png", 0, "");
     cr_assert_eq(system("grep -q mine j.json.tmp"), 0, "a link is replaced, not followed");
+    /* Likewise captures. */
+#define CAPTURES                                                                                                       \
+    "bench --workload alibi --scale 0.0001 --repetitions 1 --min-time 0 --warmup-time 0 --no-peers --no-peaks "
+    cr_assert_eq(system("mkdir made && ln -s ../j.json.tmp made/alibi.slopes.npy"), 0);
+    expect(CAPTURES "--write-captures made", 0, "alibi");
+    cr_assert_eq(system("grep -q mine j.json.tmp && grep -q NUMPY made/alibi.slopes.npy"), 0);
+    expect(CAPTURES "--write-captures none", 2, "--write-captures: none cannot be written to: No such file");
+    expect(CAPTURES "--write-captures q.npy", 2, "--write-captures: q.npy cannot be written to: Not a directory");
+    expect("bench --workload serve_tree --write-captures made", 2, "write no captures");
     cr_assert_neq(system("find . | grep -E 'aside|partial|attune-tmp'"), 0, "a temporary file is left");
 }
 

@@ -231,6 +231,50 @@ Test(workload, a_file_says_what_the_table_says)
     workload_list_free(list, count);
 }
 
+Test(workload, sizes_follow_the_shape)
+{
+    static const char text[] =
+        "{\"name\": \"a\", \"batch\": 2, \"heads\": 4, \"q_len\": 512, \"head_dim\": 8,"
+        " \"score\": \"score + x[h, kv, b, 1]\", \"captures\": {\"x\": {\"generator\": \"normal\","
+        " \"size\": [\"heads\", \"tokens\", \"batch\", 3]}}}";
+    workload *list;
+    uint32_t count;
+    failure why = {{0}};
+    attention a;
+    cr_assert(workload_parse(text, sizeof text - 1, "text", false, &list, &count, &why), "%s", why.message);
+    const workload w = workload_scaled(&list[0], 0.001);
+    cr_assert_lt(w.kv_len, 512);
+    cr_assert(workload_bind(instance, &w, 1, &a, &why), "%s", why.message);
+    const int64_t size[] = {w.heads, w.kv_len, w.batch, 3};
+    cr_assert_arr_eq(capture(&a, "x")->array.size, size, sizeof size);
+    workload_release(&a);
+    workload_list_free(list, count);
+}
+
+Test(workload, trees_nest)
+{
+    static const char text[] =
+        "{\"name\": \"a\", \"q_len\": 2048, \"head_dim\": 8, \"mask\": \"q <= last[kv]\", \"captures\":"
+        " {\"last\": {\"generator\": \"tree\", \"length\": 64, \"spread\": 4}}}";
+    workload *list;
+    uint32_t count;
+    failure why = {{0}};
+    attention a;
+    cr_assert(workload_parse(text, sizeof text - 1, "text", false, &list, &count, &why), "%s", why.message);
+    cr_assert(workload_bind(instance, &list[0], 3, &a, &why), "%s", why.message);
+    const int32_t *last = capture(&a, "last")->array.data;
+    int leaves = 0;
+    for (int32_t i = 0; i < 2048; ++i) {
+        cr_assert(last[i] >= i && last[i] < 2048);
+        for (int32_t j = i; j <= last[i]; ++j)
+            cr_assert_leq(last[j], last[i]);
+        leaves += last[i] == i;
+    }
+    cr_assert(leaves > 100 && leaves < 1900, "%d leaves", leaves);
+    workload_release(&a);
+    workload_list_free(list, count);
+}
+
 Test(workload, bad_files_have_a_reason)
 {
 #define BASE "{\"name\": \"a\", \"q_len\": 8, \"head_dim\": 8"
@@ -267,6 +311,9 @@ Test(workload, bad_files_have_a_reason)
         {BASE ", \"captures\": {\"x\": {\"generator\": \"magic\"}}}", "generator"},
         {BASE ", \"captures\": {\"x\": {\"generator\": \"document\", \"lenght\": 3}}}", "unknown key"},
         {BASE ", \"captures\": {\"x\": {\"generator\": \"normal\"}}}", "size"},
+        {BASE ", \"captures\": {\"x\": {\"generator\": \"normal\", \"size\": [\"keys\"]}}}", "tokens, batch or heads"},
+        {BASE ", \"captures\": {\"x\": {\"generator\": \"normal\", \"size\": \"tokens\"}}}", "list"},
+        {BASE ", \"captures\": {\"x\": {\"generator\": \"tree\", \"size\": [\"tokens\"]}}}", "takes no size"},
         {BASE ", \"captures\": {\"x\": {\"npy\": \"/etc/passwd\"}}}", "file"},
         {BASE ", \"captures\": {\"x\": {\"values\": []}}}", "values"},
         {BASE ", \"captures\": {\"x\": {\"values\": [1, \"a\"]}}}", "number"},

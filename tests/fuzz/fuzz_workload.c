@@ -26,8 +26,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
                           ((double)w.head_dim + (double)w.head_dim_v);
         double given = 0;
         for (uint32_t c = 0; c < w.capture_count; ++c)
-            if (w.captures[c].generator[0] && w.captures[c].values.rank)
-                given += (double)array_count(&w.captures[c].values);
+            if (w.captures[c].generator[0] && w.captures[c].values.rank) {
+                double own = (double)array_count(&w.captures[c].values);
+                for (uint32_t d = 0; d < w.captures[c].values.rank; ++d)
+                    if (w.captures[c].extent[d] != WORKLOAD_NUMBER)
+                        own *= (double)(w.q_len + w.kv_len) + (double)(w.batch + w.heads);
+                given += own;
+            }
         attention a;
         if (elements > 1e6 || given > 1e6)
             continue;
