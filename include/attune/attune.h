@@ -216,6 +216,8 @@ ATTUNE_API const char *attune_dtype_string(attune_dtype dtype);
 #define ATTUNE_MATRIX_TCGEN05  UINT32_C(4)  /* CUDA tcgen05: sm100a only */
 #define ATTUNE_MATRIX_COOPMAT  UINT32_C(8)  /* VK_KHR_cooperative_matrix */
 #define ATTUNE_MATRIX_COOPMAT2 UINT32_C(16) /* VK_NV_cooperative_matrix2, workgroup scope */
+#define ATTUNE_MATRIX_CPU_BF16 UINT32_C(32) /* CPU: products of pairs of bf16 (AVX512-BF16, Arm's BFDOT) */
+#define ATTUNE_MATRIX_AMX      UINT32_C(64) /* CPU: AMX-BF16, which the system lets this process use */
 
 /* Fragment layouts, the values of attune_limits.fragment_layout: which lane holds which element of a cooperative
  * matrix. */
@@ -291,7 +293,8 @@ ATTUNE_API attune_status attune_device_info_get(const attune_device *device, att
  * Measures the peaks that `attune bench` relates its figures to. flops: operations per second of independent fused
  * multiply-adds (two operations each), on the units that the backend's kernels of this dtype use. These are matrix
  * units with f32 accumulation for f16 and bf16 on CUDA and, where the device has cooperative matrices, for f16 on
- * Vulkan; Vulkan computes bf16 in f32. bandwidth: bytes per second of a large copy, read plus written. Takes about a
+ * Vulkan; Vulkan computes bf16 in f32. On the CPU they are products of bf16 where limits.matrix has them, of which f16
+ * with AMX takes three or four each. bandwidth: bytes per second of a large copy, read plus written. Takes about a
  * second, uses the whole device, allocates. Either output may be NULL.
  */
 ATTUNE_API attune_status attune_device_measure(attune_device *device, attune_dtype dtype, double *flops,

@@ -9,6 +9,7 @@
  *     append.c    new rows of a cache
  *     mask.c      masks computed from a tensor      partial_tmpl.h    its partial tiles
  *                                                   backward*         likewise for the backward pass
+ *                                                   matrix.h          a tile of 16-bit matrices
  *     merge.c     merging                           block_iterator.h  the tiles of a row of blocks
  *     kernels.h   inner kernels                     kernel_*.c        their implementations
  *     functions*  functions of scores in float, by instruction set
@@ -32,6 +33,7 @@ typedef struct attune__cpu_device {
     attune__pool *pool;
     attune__cpu_kernels_f32 f32;
     attune__cpu_kernels_f64 f64;
+    attune__cpu_matrix bf16, amx;
     const attune__functions *functions; /* of scores in f32 */
 } attune__cpu_device;
 
@@ -45,6 +47,7 @@ typedef struct attune__cpu_program {
     attune__program base;
     attune__shape shape;
     attune_plan_choice choice;
+    const attune__cpu_matrix *matrix; /* of choice.kernel; NULL = products in float or double */
     const attune_expr *score;         /* NULL = none. Partial blocks evaluate the expression of the mask */
     const attune_expr *mask;          /* of calls over a cache, which have no mask; NULL = none */
     const attune__gradient *gradient; /* of score, in backward */

@@ -27,12 +27,24 @@ static void choose_kernels(attune__cpu_kernels_f32 *f32, attune__cpu_kernels_f64
     attune__cpu_kernels_generic_f64(f64);
     if (attune__cpu_kernels_avx2(f32))
         attune__cpu_kernels_avx512(f32);
+    attune__cpu_kernels_neon(f32);
+}
+
+/* The table of kernels for 16-bit matrices, as bits of limits.matrix. */
+static uint32_t choose_matrices(attune__cpu_matrix *bf16, attune__cpu_matrix *amx)
+{
+    return (attune__cpu_matrix_bf16(bf16) || attune__cpu_matrix_neon(bf16) ? ATTUNE_MATRIX_CPU_BF16 : 0) |
+           (attune__cpu_matrix_amx(amx) ? ATTUNE_MATRIX_AMX : 0);
 }
 
 static const attune__functions *choose_functions(void)
 {
-    const attune__functions *avx2 = attune__cpu_functions_avx2(), *avx512 = attune__cpu_functions_avx512();
-    return avx512 ? avx512 : avx2 ? avx2 : attune__cpu_functions_generic();
+    const attune__functions *const sets[] = {attune__cpu_functions_avx512(), attune__cpu_functions_avx2(),
+                                             attune__cpu_functions_neon()};
+    for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++)
+        if (sets[i])
+            return sets[i];
+    return attune__cpu_functions_generic();
 }
 
 static uint32_t thread_count(const attune__host *host)
@@ -84,7 +96,7 @@ static uint64_t memory_bytes(void)
 #endif
 }
 
-static void fill_info(attune_device_info *info, uint32_t threads, uint32_t lanes)
+static void fill_info(attune_device_info *info, uint32_t threads, uint32_t lanes, uint32_t matrix)
 {
     *info = (attune_device_info){.struct_size = sizeof *info, .backend = ATTUNE_BACKEND_CPU, .available = true};
     snprintf(info->id, sizeof info->id, "cpu");
@@ -96,6 +108,7 @@ static void fill_info(attune_device_info *info, uint32_t threads, uint32_t lanes
         .shared_memory = l2_bytes(),
         .workgroup_invocations = 1,
         .subgroup_size = lanes,
+        .matrix = matrix,
         .f16 = true,
         .bf16 = true,
         .f64 = true,
@@ -118,8 +131,9 @@ static attune_status device_describe(const attune__host *host, uint32_t index, a
         return attune__fail(ATTUNE_UNAVAILABLE, "cpu:%u: there is one CPU device, cpu:0", index);
     attune__cpu_kernels_f32 f32;
     attune__cpu_kernels_f64 f64;
+    attune__cpu_matrix bf16, amx;
     choose_kernels(&f32, &f64);
-    fill_info(info, thread_count(host), f32.lanes);
+    fill_info(info, thread_count(host), f32.lanes, choose_matrices(&bf16, &amx));
     return ATTUNE_OK;
 }
 
@@ -144,6 +158,7 @@ static attune_status device_open(const attune__host *host, uint32_t index, attun
     made->base.queue = &made->queue;
     atomic_init(&made->base.lost, false);
     choose_kernels(&made->f32, &made->f64);
+    const uint32_t matrix = choose_matrices(&made->bf16, &made->amx);
     made->functions = choose_functions();
     const uint32_t wanted = thread_count(host);
     made->pool = attune__pool_create(&host->allocator, wanted, &host->parallel_for);
@@ -154,7 +169,7 @@ static attune_status device_open(const attune__host *host, uint32_t index, attun
     const uint32_t threads = attune__pool_threads(made->pool);
     if (threads < wanted)
         attune__log(host, ATTUNE_LOG_WARNING, "cpu: the system started %u of %u threads", threads, wanted);
-    fill_info(&made->base.info, threads, made->f32.lanes);
+    fill_info(&made->base.info, threads, made->f32.lanes, matrix);
     *device = &made->base;
     return ATTUNE_OK;
 }

@@ -2,7 +2,7 @@
 /*
  * Forward and decode, one item at a time: the rows (h, q) of some query heads that share a head of k and v, with the
  * tiles of one split. Included once for each arithmetic type, with REAL, NAME, KERNELS, REAL_DTYPE, REAL_EXP and
- * SCORE_ROW defined.
+ * SCORE_ROW defined, and MATRIX where there are kernels for 16-bit matrices.
  *
  * The online softmax is that of Milakov & Gimelshein (2018), the tiling that of Dao et al., FlashAttention (2022).
  */
@@ -123,6 +123,17 @@ static attune__row variables(const item *it, size_t r)
                          .row = (int32_t)(s->row + row_query(it, r))};
 }
 
+/* Before the first tile. */
+static void begin_rows(const item *it, const state *st)
+{
+    memset(st->o, 0, it->rows * st->ldo * sizeof(REAL));
+    for (size_t r = 0; r < it->rows; r++) {
+        st->m[r] = -(REAL)INFINITY;
+        st->l[r] = 0;
+        st->valid[r] = 0;
+    }
+}
+
 /* 1: load Q, prescaled if the plan has prescale_qk. */
 static void load_q(const attune__cpu_run *run, const item *it, const state *st)
 {
@@ -135,12 +146,6 @@ static void load_q(const attune__cpu_run *run, const item *it, const state *st)
             st->q + h * it->queries * st->ldq, st->ldq,
             attune__cpu_at(q, element, it->sequence.batch, it->h0 + (int64_t)h, it->sequence.row0 + it->q0),
             (ptrdiff_t)(q->stride[2] * (int64_t)element), q->dtype, it->queries, shape->head_dim, factor);
-    memset(st->o, 0, it->rows * st->ldo * sizeof(REAL));
-    for (size_t r = 0; r < it->rows; r++) {
-        st->m[r] = -(REAL)INFINITY;
-        st->l[r] = 0;
-        st->valid[r] = 0;
-    }
 }
 
 /* A tile of k or v in its tensor. */
@@ -305,7 +310,38 @@ static void accumulate(const attune__cpu_run *run, const item *it, const state *
     }
 }
 
+/* What st->q has: nothing yet, Q in REAL, Q packed for products of 16-bit matrices. */
+typedef enum form { FORM_NONE, FORM_REAL, FORM_PACKED } form;
+
+static void load_q_once(const attune__cpu_run *run, const item *it, const state *st, form *held)
+{
+    if (*held != FORM_REAL)
+        load_q(run, it, st);
+    *held = FORM_REAL;
+}
+
 #include "cpu/partial_tmpl.h"
+
+#ifdef MATRIX
+#include "cpu/matrix.h"
+#endif
+
+static void attend_tile(const attune__cpu_run *run, const item *it, const state *st, const attune__kv_tile *tile,
+                        form *held)
+{
+    const source k = source_at(&run->call->k, it, tile), v = source_at(&run->call->v, it, tile);
+    if (tile->partial && attend_part(run, it, st, tile, k, v, held))
+        return;
+#ifdef MATRIX
+    if (run->program->matrix && it->rows > DIRECT_ROWS && attend_matrix(run, it, st, tile, k, v, held))
+        return;
+#endif
+    load_q_once(run, it, st, held);
+    scores(run, it, st, tile, k);
+    modify(run, it, st, tile);
+    softmax(run, it, st, tile);
+    accumulate(run, it, st, tile, v);
+}
 
 /* Stores lse or row_max of a row; the buffer is NULL if it is not requested. */
 static void store_value(const attune_tensor *tensor, int64_t b, int64_t h, int64_t q, REAL value)
@@ -396,18 +432,12 @@ void NAME(cpu_items)(void *user, uint32_t thread)
         if (index >= run->items)
             return;
         const item it = item_at(run, index);
-        load_q(run, &it, &st);
+        form held = FORM_NONE;
+        begin_rows(&it, &st);
         attune__block_iterator iterator = attune__block_iterator_begin(run, it.b, it.h0, it.q0, it.split);
         attune__kv_tile tile;
-        while (attune__block_iterator_next_tile(&iterator, &tile)) {
-            const source k = source_at(&run->call->k, &it, &tile), v = source_at(&run->call->v, &it, &tile);
-            if (tile.partial && attend_part(run, &it, &st, &tile, k, v))
-                continue;
-            scores(run, &it, &st, &tile, k);
-            modify(run, &it, &st, &tile);
-            softmax(run, &it, &st, &tile);
-            accumulate(run, &it, &st, &tile, v);
-        }
+        while (attune__block_iterator_next_tile(&iterator, &tile))
+            attend_tile(run, &it, &st, &tile, &held);
         for (size_t r = 0; r < it.rows; r++)
             if (run->splits > 1)
                 store_part(run, &it, &st, r);

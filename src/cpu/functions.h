@@ -13,5 +13,6 @@
 const attune__functions *attune__cpu_functions_generic(void); /* never NULL */
 const attune__functions *attune__cpu_functions_avx2(void);
 const attune__functions *attune__cpu_functions_avx512(void);
+const attune__functions *attune__cpu_functions_neon(void);
 
 #endif

@@ -143,6 +143,17 @@ static void merge(attune__cpu_run *run, bool f64, double rows, uint64_t most)
         attune__pool_run(device->pool, threads, f64 ? attune__cpu_merge_f64 : attune__cpu_merge_f32, run);
 }
 
+/* A thread's items: its tile registers are configured for these alone, since the thread may be the engine's. */
+static void items_f32(void *user, uint32_t thread)
+{
+    const attune__cpu_matrix *matrix = ((const attune__cpu_run *)user)->program->matrix;
+    if (matrix)
+        matrix->begin();
+    attune__cpu_items_f32(user, thread);
+    if (matrix)
+        matrix->end();
+}
+
 static attune_status launch(const attune__program *program, const attune__forward *call, bool decode, uint64_t *value)
 {
     const attune__cpu_program *mine = (const attune__cpu_program *)program;
@@ -188,7 +199,7 @@ static attune_status launch(const attune__program *program, const attune__forwar
     if (run.items && call->serving)
         attune__pool_run(device->pool, threads, f64 ? attune__cpu_serve_f64 : attune__cpu_serve_f32, &run);
     else if (run.items)
-        attune__pool_run(device->pool, threads, f64 ? attune__cpu_items_f64 : attune__cpu_items_f32, &run);
+        attune__pool_run(device->pool, threads, f64 ? attune__cpu_items_f64 : items_f32, &run);
     const uint64_t merged = call->serving ? (uint64_t)run.schedule->split_items : run.splits > 1 ? rows : 0;
     if (merged)
         merge(&run, f64, call->serving ? (double)merged * (double)run.block_m : (double)rows,

@@ -36,6 +36,33 @@ static size_t spans_of(const state *st, size_t r, size_t rows, const attune__kv_
     return count;
 }
 
+/* Rows whose columns the product of 16-bit matrices takes together, and by how much it is faster. */
+#define MATRIX_ROWS 32
+#define MATRIX_GAIN 2
+
+/* The columns from the first to the last that some of `rows` rows from r on allows, in blocks of ATTUNE__BLOCK_K. */
+static span matrix_span(const state *st, size_t r, size_t rows, const attune__kv_tile *tile)
+{
+    span spans[MOST_SPANS];
+    const size_t count = spans_of(st, r, rows, tile, spans);
+    if (!count)
+        return (span){0, 0};
+    return (span){spans[0].first / ATTUNE__BLOCK_K * ATTUNE__BLOCK_K,
+                  (spans[count - 1].end + ATTUNE__BLOCK_K - 1) / ATTUNE__BLOCK_K * ATTUNE__BLOCK_K};
+}
+
+/* What the product of 16-bit matrices costs, in pairs of cells. */
+static size_t matrix_cost(const item *it, const state *st, const attune__kv_tile *tile)
+{
+    size_t pairs = 0;
+    for (size_t r = 0; r < it->rows; r += MATRIX_ROWS) {
+        const size_t rows = it->rows - r < MATRIX_ROWS ? it->rows - r : MATRIX_ROWS;
+        const span c = matrix_span(st, r, rows, tile);
+        pairs += rows * (c.end - c.first);
+    }
+    return pairs / MATRIX_GAIN;
+}
+
 /* The rows of k, or v, of a tile in REAL. */
 static source whole_rows(const attune__cpu_run *run, const attune__kv_tile *tile, source from, REAL *to, size_t columns)
 {
@@ -170,7 +197,7 @@ static size_t allow_tile(const attune__cpu_run *run, const item *it, const state
 
 /* Evaluates the mask of a tile. Returns true if that, or one of the functions above, was all that there is to do. */
 static bool attend_part(const attune__cpu_run *run, const item *it, const state *st, const attune__kv_tile *tile,
-                        source k, source v)
+                        source k, source v, form *held)
 {
     const size_t columns = attune__cpu_pad(tile->count);
     const size_t pairs = allow_tile(run, it, st, tile);
@@ -185,11 +212,14 @@ static bool attend_part(const attune__cpu_run *run, const item *it, const state 
         for (size_t i = 0; i < count; i++)
             cells += rows * (spans[i].end - spans[i].first);
     }
-    if (pairs >= LEAST_PAIRS && pairs * PAIR_COST < cells)
-        attend_pairs(run, it, st, tile, k, v);
-    else if (cells < it->rows * columns)
-        attend_cells(run, it, st, tile, k, v);
-    else
+    const size_t whole = run->program->matrix ? matrix_cost(it, st, tile) : it->rows * columns;
+    const bool by_pairs = pairs >= LEAST_PAIRS && pairs * PAIR_COST < (cells < whole ? cells : whole);
+    if (!by_pairs && cells >= whole)
         return false;
+    load_q_once(run, it, st, held);
+    if (by_pairs)
+        attend_pairs(run, it, st, tile, k, v);
+    else
+        attend_cells(run, it, st, tile, k, v);
     return true;
 }

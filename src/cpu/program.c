@@ -2,8 +2,20 @@
 /* Programs: nothing is compiled; a program holds the choice and the expressions. */
 #include "cpu/cpu.h"
 
+#include <string.h>
+
 #include "base/alloc.h"
 #include "base/error.h"
+
+/* The kernels that a family is named after. */
+static const attune__cpu_matrix *matrix_of(const attune__cpu_device *device, const char *kernel)
+{
+    const attune__cpu_matrix *all[] = {&device->amx, &device->bf16};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        if (all[i]->name && !strcmp(all[i]->name, kernel))
+            return all[i];
+    return NULL;
+}
 
 static attune_status create(attune_device *device, const attune__program_desc *desc, attune__program **program)
 {
@@ -13,6 +25,7 @@ static attune_status create(attune_device *device, const attune__program_desc *d
     made->base.device = device;
     made->shape = *desc->shape;
     made->choice = *desc->choice;
+    made->matrix = matrix_of((const attune__cpu_device *)device, desc->choice->kernel);
     made->score = desc->score;
     made->mask = desc->shape->tokens ? desc->mask : NULL;
     made->gradient = desc->gradient;

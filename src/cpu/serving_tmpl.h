@@ -179,6 +179,7 @@ static void compute_group(const attune__cpu_run *run, const state *st, group_ite
     for (int64_t i = 0; i < g->count; i++) {
         member *m = &g->members[i];
         const int64_t kept = m->it.sequence.kv_first;
+        begin_rows(&m->it, &m->st);
         load_q(run, &m->it, &m->st);
         m->tile = (attune__kv_tile){.kv0 = kept > g->first ? kept : g->first};
         advance(run, g, m);

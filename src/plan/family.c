@@ -9,6 +9,8 @@
 #include "base/error.h"
 
 const attune__family *const attune__families[] = {
+    &attune__cpu_amx,
+    &attune__cpu_bf16,
     &attune__cpu,
     &attune__cuda_sm90a,
     &attune__cuda_sm80_atomic,
@@ -84,6 +86,8 @@ static const char *matrix_name(uint32_t missing)
 {
     return missing & ATTUNE_MATRIX_WGMMA      ? "wgmma"
            : missing & ATTUNE_MATRIX_MMA_SYNC ? "mma.sync"
+           : missing & ATTUNE_MATRIX_AMX      ? "AMX"
+           : missing & ATTUNE_MATRIX_CPU_BF16 ? "AVX512-BF16 or BFDOT"
                                               : "cooperative matrix";
 }
 

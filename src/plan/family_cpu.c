@@ -193,6 +193,57 @@ static uint64_t workspace(const attune__search *search, const attune__tile *tile
     return attune__round_up64(bytes + ATTUNE__CPU_ALIGNMENT - 1, 256);
 }
 
+/* With 256 rows, which a mask's blocks seldom have, packing takes half of the share that it has with 128. */
+static const attune__tile matrix_tiles[] = {
+    ATTUNE__TILE(256, 128, 1, 1), ATTUNE__TILE(128, 128, 1, 1), ATTUNE__TILE(64, 128, 1, 1), ATTUNE__TILE(64, 64, 1, 1),
+    ATTUNE__TILE(32, 64, 1, 1),   ATTUNE__TILE(32, 32, 1, 1),   ATTUNE__TILE(16, 32, 1, 1),
+};
+
+static const attune__tile *tiles_of_matrices(const attune__search *search, uint32_t *count)
+{
+    (void)search;
+    *count = sizeof matrix_tiles / sizeof matrix_tiles[0];
+    return matrix_tiles;
+}
+
+/* 16-bit matrices, in the arrays of the float kernel (cpu/matrix.h): blocks of 32 columns must not exceed them. */
+static const char *reject_matrix_tile(const attune__search *search, const attune__tile *tile, attune__option *option)
+{
+    if (tile->value[ATTUNE__BLOCK_N] % 32 == 0)
+        return reject_tile(search, tile, option);
+    *option = ATTUNE__BLOCK_N;
+    return "it must be a multiple of 32";
+}
+
+/* f16 takes two bf16 for an element. */
+static const char *reject_columns(const attune__search *search)
+{
+    const uint32_t d = search->shape->head_dim;
+    return search->shape->k_dtype == ATTUNE_F16 && attune__round_up(d, 32) > attune__round_up(d, 16)
+               ? "head dimensions of f16 are at most 15 below a multiple of 32"
+               : NULL;
+}
+
+#define MATRIX_FAMILY                                                                                                  \
+    .backend = ATTUNE_BACKEND_CPU, .cache = true, .sinks = true, .wide_heads = true,                                   \
+    .options = {ATTUNE__FORWARD_TILE, 0, 0}, .tiles = tiles_of_matrices, .clamp = clamp,                               \
+    .reject_tile = reject_matrix_tile, .cost = cost, .workspace = workspace
+
+const attune__family attune__cpu_amx = {
+    MATRIX_FAMILY,
+    .name = "cpu_amx",
+    .matrix = ATTUNE_MATRIX_AMX,
+    .dtypes = 1u << ATTUNE_F16 | 1u << ATTUNE_BF16,
+    .reject_problem = reject_columns,
+};
+
+const attune__family attune__cpu_bf16 = {
+    MATRIX_FAMILY,
+    .name = "cpu_bf16",
+    .matrix = ATTUNE_MATRIX_CPU_BF16,
+    .dtypes = 1u << ATTUNE_BF16,
+};
+
 const attune__family attune__cpu = {
     .name = "cpu",
     .backend = ATTUNE_BACKEND_CPU,

@@ -143,6 +143,19 @@ static const attune_profile profiles[] = {
       .storage_range = 2 * GIB,
       .memory = 16 * GIB,
       .host = true}},
+    {PROFILE("xeon", "16 cores with 2 MiB of second-level cache, 512-bit vectors and AMX",
+             "a server: Intel's fifth Xeon generation"),
+     {.struct_size = sizeof(attune_limits),
+      .backend = ATTUNE_BACKEND_CPU,
+      .compute_units = 16,
+      .shared_memory = 2048 * KIB,
+      .workgroup_invocations = 1,
+      .subgroup_size = 16,
+      .matrix = ATTUNE_MATRIX_CPU_BF16 | ATTUNE_MATRIX_AMX,
+      .f16 = true,
+      .bf16 = true,
+      .f64 = true,
+      .memory = 64 * GIB}},
 };
 
 #define COUNT ((uint32_t)(sizeof profiles / sizeof profiles[0]))

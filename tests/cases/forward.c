@@ -2,6 +2,7 @@
 /* Forward passes of the case table and of random cases on each backend. */
 #include "cases/suite.h"
 
+#include "cpu/matrix_model.h"
 #include "support/devices.h"
 
 /* Row `row` in dtype `variant`. */
@@ -54,23 +55,47 @@ static bool draw_shared(const case_suite *s, uint64_t number, case_job *job)
     return made;
 }
 
+static bool draw_float(const case_suite *s, uint64_t number, case_job *job)
+{
+    const bool made = draw(s, number, job);
+    if (!job->c.options)
+        job->c.options = "{\"KERNEL\": \"cpu\"}";
+    return made;
+}
+
 static const attune_dtype dtypes[] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16, ATTUNE_F64};
+static const attune_dtype half_dtypes[] = {ATTUNE_F16, ATTUNE_BF16};
 static const attune_dtype matrix_dtypes[] = {ATTUNE_F16, ATTUNE_F32}; /* of Q */
 
 static const case_suite forward_cpu = {
     .backend = "cpu", .dtypes = dtypes, .dtype_count = 4, .row = make_row, .variants = 4, .draw = draw, .random = 1200};
 
+/* The product of AMX with a model of its instructions, where the planner takes it. */
+static const case_suite forward_tiles = {.backend = "cpu",
+                                         .prepare = matrix_model_install,
+                                         .dtypes = half_dtypes,
+                                         .dtype_count = 2,
+                                         .row = make_row,
+                                         .variants = 2,
+                                         .sample = 60,
+                                         .draw = draw,
+                                         .random = 60};
+
+/* The CPU's products in float, where the processor has others for the dtype. */
+static const case_suite forward_float = {
+    .backend = "cpu", .dtypes = half_dtypes, .dtype_count = 2, .draw = draw_float, .random = 60};
+
 /* One thread cannot write into another's part of the workspace. */
 static const case_suite forward_one_thread = {
     .backend = "cpu", .cpu_threads = 1, .dtypes = dtypes, .dtype_count = 4, .draw = draw, .random = 100};
 
-/* Few: a driver that compiles on the CPU takes a second for a case. */
+/* A driver that compiles on the CPU takes a second for a case: every row, in one or two of its three dtypes. */
 static const case_suite forward_vulkan = {.backend = "vulkan",
                                           .dtypes = dtypes,
                                           .dtype_count = 3,
                                           .row = make_row,
                                           .variants = 3,
-                                          .sample = 3 * CASE_COUNT,
+                                          .sample = 3 * CASE_COUNT / 2,
                                           .draw = draw,
                                           .random = 30};
 
@@ -108,6 +133,7 @@ static const case_suite forward_opencl = {.backend = "opencl",
 
 #define ROW(name, ...)                                                                                                 \
     ROW_TEST(forward_cpu, name)                                                                                        \
+    ROW_TEST(forward_tiles, name)                                                                                      \
     ROW_TEST(forward_vulkan, name)                                                                                     \
     ROW_TEST(forward_matrix, name)                                                                                     \
     ROW_TEST(forward_cuda, name)                                                                                       \
@@ -118,6 +144,16 @@ static const case_suite forward_opencl = {.backend = "opencl",
 Test(forward_random, cpu)
 {
     case_suite_random(&forward_cpu);
+}
+
+Test(forward_random, cpu_tiles)
+{
+    case_suite_random(&forward_tiles);
+}
+
+Test(forward_random, cpu_float)
+{
+    case_suite_random(&forward_float);
 }
 
 Test(forward_random, cpu_one_thread)

@@ -118,8 +118,9 @@ static void run_all(const char *backend, const kernel *kernels, uint32_t count)
 
 Test(mixed, cpu)
 {
-    static const kernel kernels[] = {{.options = "{}", .f32 = true},
-                                     {.options = "{\"BLOCK_M\": 16, \"BLOCK_N\": 32}", .f32 = true}};
+    static const kernel kernels[] = {
+        {.options = "{\"KERNEL\": \"cpu\"}", .f32 = true},
+        {.options = "{\"KERNEL\": \"cpu\", \"BLOCK_M\": 16, \"BLOCK_N\": 32}", .f32 = true}};
     run_all("cpu", kernels, 2);
 }
 

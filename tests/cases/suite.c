@@ -45,6 +45,8 @@ static attune_device *open_device(const case_suite *s, attune_instance **instanc
     cr_assert_eq(attune_instance_create(&desc, instance), ATTUNE_OK, "%s", attune_last_error());
     attune_device *device = device_or_skip(*instance, s->backend);
     attune_device_info info = {.struct_size = sizeof info};
+    if (s->prepare)
+        s->prepare(device);
     cr_assert_eq(attune_device_info_get(device, &info), ATTUNE_OK);
     if (s->matrix & ~info.limits.matrix) {
         attune_device_destroy(device);

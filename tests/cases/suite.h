@@ -35,8 +35,9 @@ struct case_suite {
     uint32_t dtype_count;
     /* Makes run `variant` of a row. Returns false where the suite leaves it out. */
     bool (*row)(const case_suite *suite, uint32_t row, uint32_t variant, case_job *job);
-    uint32_t variants; /* of each row */
-    uint64_t sample;   /* runs at scale 1 where the table is sampled (test_sampled); 0 = never sampled */
+    void (*prepare)(attune_device *device); /* the device before its plans; NULL = as it is */
+    uint32_t variants;                      /* of each row */
+    uint64_t sample; /* runs at scale 1 where the table is sampled (test_sampled); 0 = never sampled */
     /* Makes a random case, likewise. */
     bool (*draw)(const case_suite *suite, uint64_t number, case_job *job);
     uint64_t random; /* random cases at scale 1 */

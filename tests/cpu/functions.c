@@ -31,6 +31,8 @@ static void setup(void)
         sets[set_count++] = (set){"avx2", attune__cpu_functions_avx2()};
     if (attune__cpu_functions_avx512())
         sets[set_count++] = (set){"avx512", attune__cpu_functions_avx512()};
+    if (attune__cpu_functions_neon())
+        sets[set_count++] = (set){"neon", attune__cpu_functions_neon()};
 }
 
 TestSuite(functions, .init = setup);

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/half.h"
+#include "cpu/draw.h"
 #include "cpu/kernels.h"
 #include "support/devices.h"
 
@@ -17,7 +18,6 @@
 static attune__cpu_kernels_f32 tables[3];
 static uint32_t table_count;
 static attune__cpu_kernels_f64 table_f64;
-static uint64_t state;
 
 static void setup(void)
 {
@@ -32,29 +32,13 @@ static void setup(void)
         if (attune__cpu_kernels_avx512(&tables[2]))
             table_count = 3;
     }
+    if (attune__cpu_kernels_neon(&tables[1]))
+        table_count = 2;
     for (uint32_t i = 0; i < table_count; i++)
         cr_log_info("kernels: %s", tables[i].name);
 }
 
 TestSuite(kernels, .init = setup);
-
-static uint32_t next(void)
-{
-    state ^= state << 13;
-    state ^= state >> 7;
-    state ^= state << 17;
-    return (uint32_t)(state >> 32);
-}
-
-static size_t between(size_t low, size_t high)
-{
-    return low + next() % (high - low + 1);
-}
-
-static float uniform(void)
-{
-    return (float)next() * 0x1p-31f - 1.0f;
-}
 
 static void fill(float *to, size_t n)
 {

@@ -368,7 +368,7 @@ static void expect(expected *e, int rank, const int64_t *size)
         abort();
 }
 
-bool data_create(const problem *p, const call *c, attune_backend backend, call_data *d)
+bool data_create(const problem *p, const call *c, call_data *d)
 {
     *d = (call_data){.q_blocks = 0};
     const int64_t kv_batch = p->kv_batch == 1 ? 1 : c->batch;
@@ -417,9 +417,6 @@ bool data_create(const problem *p, const call *c, attune_backend backend, call_d
         make_nonfinite(c, SEED_K, &c->k, 1 + d->k.count / (1 + (int64_t)(c->seed / 2 % 3)), &d->k);
         make_nonfinite(c, SEED_V, &c->v, 1 + d->v.count / (1 + (int64_t)(c->seed / 8 % 3)), &d->v);
     }
-    oracle_forward(p, c, backend, d);
-    if (p->direction == ATTUNE_BACKWARD)
-        oracle_backward(p, c, backend, d);
     return true;
 }
 

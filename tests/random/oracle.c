@@ -41,20 +41,23 @@ static double range_of(attune_dtype dtype)
     return dtype == ATTUNE_F64 ? 1e300 : dtype == ATTUNE_F16 ? 3e4 : 1e34;
 }
 
-static rules rules_of(const problem *p, attune_backend backend)
+static rules rules_of(const problem *p, kernel_kind kind)
 {
     const bool f64 = p->dtype == ATTUNE_F64;
-    rules r = {.exact = {.unit = f64 ? 0x1p-53 : 0x1p-24, .vulkan = backend == ATTUNE_BACKEND_VULKAN}};
+    rules r = {.exact = {.unit = f64 ? 0x1p-53 : 0x1p-24, .vulkan = kind.backend == ATTUNE_BACKEND_VULKAN}};
     r.sum = 2 * r.exact.unit; /* matrix units truncate */
     r.range = range_of(f64 ? ATTUNE_F64 : ATTUNE_F32);
-    r.largest = backend == ATTUNE_BACKEND_CUDA ? 0x1p22 : INFINITY;
+    r.largest = kind.backend == ATTUNE_BACKEND_CUDA ? 0x1p22 : INFINITY;
     if (p->has_options && p->options.approximate_tanh == ATTUNE_ON)
         r.exact.tanh = 0x1p-11;
     r.factor = p->dtype;
     r.segments = p->segments > 0;
-    /* The CPU multiplies in f32; others in the 16 bits of k and v. */
-    if (backend == ATTUNE_BACKEND_CPU)
+    /* The CPU multiplies in f32, but its matrix instructions, P as one bf16, or as two where v is f16. Others multiply
+     * in the 16 bits of k and v. */
+    if (kind.backend == ATTUNE_BACKEND_CPU) {
+        r.weight = !kind.matrices ? 0 : p->kv_dtype == ATTUNE_BF16 ? unit_of(ATTUNE_BF16) : 0x1p-17;
         return r;
+    }
     if (is_narrow(p->kv_dtype)) {
         r.factor = p->kv_dtype;
         r.weight = unit_of(p->kv_dtype);
@@ -274,9 +277,9 @@ static row row_at(const problem *p, const call *c, const call_data *d, int64_t a
                  .allowed = d->allowed + at * c->kv_len};
 }
 
-void oracle_forward(const problem *p, const call *c, attune_backend backend, call_data *d)
+void oracle_forward(const problem *p, const call *c, kernel_kind kind, call_data *d)
 {
-    const rules how = rules_of(p, backend);
+    const rules how = rules_of(p, kind);
     interval *scores = calloc((size_t)c->kv_len, sizeof *scores);
     if (!scores)
         abort();
@@ -409,9 +412,9 @@ static void round_outputs(expected *e, attune_dtype dtype, double parts_at)
             e->bound[i] += fabs(e->value.at[i]) * unit + smallest_of(dtype) + parts_at;
 }
 
-void oracle_backward(const problem *p, const call *c, attune_backend backend, call_data *d)
+void oracle_backward(const problem *p, const call *c, kernel_kind kind, call_data *d)
 {
-    const rules how = rules_of(p, backend);
+    const rules how = rules_of(p, kind);
     interval *scores = calloc((size_t)c->kv_len, sizeof *scores);
     derivatives *derivative = calloc((size_t)c->kv_len, sizeof *derivative);
     if (!scores || !derivative)

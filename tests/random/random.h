@@ -304,7 +304,7 @@ typedef struct call_data {
     expected out_o, out_lse, out_row_max, out_d_q, out_d_k, out_d_v, out_d_captures[SYMBOLS];
 } call_data;
 
-bool data_create(const problem *p, const call *c, attune_backend backend, call_data *d);
+bool data_create(const problem *p, const call *c, call_data *d);
 void data_destroy(call_data *d);
 /* The mask's own lengths, of one segment. */
 int64_t mask_q_len(const problem *p, const call *c);
@@ -320,9 +320,15 @@ int64_t segment_length(const call *c, int segment);
 int64_t segment_start(const call *c, int segment);
 void grid_create(grid *v, int rank, const int64_t *size);
 
+/* What decides how far a kernel may be from the oracle. */
+typedef struct kernel_kind {
+    attune_backend backend;
+    bool matrices; /* on the CPU: a family that multiplies pairs of bf16 */
+} kernel_kind;
+
 /* Fills what is expected of forward, and of backward: o and lse of `d` are then what backward is given. */
-void oracle_forward(const problem *p, const call *c, attune_backend backend, call_data *d);
-void oracle_backward(const problem *p, const call *c, attune_backend backend, call_data *d);
+void oracle_forward(const problem *p, const call *c, kernel_kind kind, call_data *d);
+void oracle_backward(const problem *p, const call *c, kernel_kind kind, call_data *d);
 
 /* ---------------------------------------------------------------------------------------------------------- running */
 

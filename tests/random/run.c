@@ -680,6 +680,20 @@ static void name_kernel(const problem *p, const call *c, const attune_plan *plan
                        choice.block_n1, choice.block_m2, choice.block_n2);
 }
 
+/* What is expected of the plan's kernel. Of segments, each has a kernel by its own length. */
+static void compute_expected(const runner *r, const problem *p, const call *c, const attune_plan *plan, call_data *d)
+{
+    kernel_kind kind = {.backend = r->backend};
+    for (int s = 0; s < segments_of(c) && r->backend == ATTUNE_BACKEND_CPU; s++) {
+        attune_plan_choice choice = {.struct_size = sizeof choice};
+        if (attune_plan_choice_at(plan, c->q_len, segment_length(c, s), &choice) == ATTUNE_OK)
+            kind.matrices = kind.matrices || strcmp(choice.kernel, "cpu") != 0;
+    }
+    oracle_forward(p, c, kind, d);
+    if (p->direction == ATTUNE_BACKWARD)
+        oracle_backward(p, c, kind, d);
+}
+
 static bool run_on(runner *r, const problem *p, finding *f)
 {
     attune_expr *exprs[3] = {NULL};
@@ -693,7 +707,7 @@ static bool run_on(runner *r, const problem *p, finding *f)
         fixture b = {.following = following, .updated = updated};
         call_data d;
         say(r, i ? "    {\n" : "");
-        ok = data_create(p, c, r->backend, &d);
+        ok = data_create(p, c, &d);
         for (int s = 0; ok && !plan && p->mask == MASK_TENSOR && s < (p->segments ? (int)p->segments : 1); s++)
             ok = make_mask(r, p, c, &d, s, exprs, &following[s], f);
         for (int s = 0; ok && p->mask == MASK_TENSOR && s < SEGMENTS; s++)
@@ -707,6 +721,7 @@ static bool run_on(runner *r, const problem *p, finding *f)
         if (ok && plan) {
             f->call = i;
             name_kernel(p, c, plan, f);
+            compute_expected(r, p, c, plan, &d);
             ok = run_call(r, p, c, exprs, plan, &d, &b, f);
         }
         say(r, i ? "    }\n" : "");
