@@ -164,6 +164,11 @@ __device__ float attune_score_slope_near_of(ATTUNE_PAIR, ATTUNE_OF_TERMS ATTUNE_
 #define ATTUNE_CAPTURE_READS(X)
 #define ATTUNE_CAPTURE_GRADIENTS_USE_SCORE 0
 #endif
+#ifdef ATTUNE_HAVE_FAST_FUNCTIONS
+#define ATTUNE_FUNCTIONS_ARE_FAST 1
+#else
+#define ATTUNE_FUNCTIONS_ARE_FAST 0
+#endif
 #ifdef ATTUNE_APPROXIMATE_TANH
 #define ATTUNE_TANH_IS_APPROXIMATE 1
 #else
@@ -242,6 +247,7 @@ struct config {
     /* A score linear in the product and kv; with a slope, it depends on kv. */
     static constexpr bool HAVE_LINEAR_SCORE = ATTUNE_HAVE_LINEAR_SCORE,
                           LINEAR_SCORE_HAS_SLOPE = ATTUNE_LINEAR_SCORE_HAS_SLOPE;
+    static constexpr bool FAST_FUNCTIONS = ATTUNE_FUNCTIONS_ARE_FAST; /* without all digits of float32 */
     /* A soft-cap: CAP_OUTER * tanh(CAP_INNER * product). */
     static constexpr bool HAVE_SCORE_CAP = ATTUNE_HAVE_SCORE_CAP, APPROXIMATE_TANH = ATTUNE_TANH_IS_APPROXIMATE;
 #if ATTUNE_HAVE_SCORE_CAP

@@ -55,6 +55,15 @@ ATTUNE_FUNCTION float attune_fmod(float a, float b)
 {
     return a - floorf(a / b) * b;
 }
+ATTUNE_FUNCTION float attune_div(float a, float b)
+{
+    return a / b;
+}
+/* By a constant. */
+ATTUNE_FUNCTION float attune_over(float a, float b)
+{
+    return a / b;
+}
 ATTUNE_FUNCTION float attune_abs(float x)
 {
     return clear_sign(x);
@@ -170,6 +179,85 @@ ATTUNE_FUNCTION float attune_cos(float x)
 ATTUNE_FUNCTION float attune_pow(float x, float y)
 {
     return powf(x, y);
+}
+/* For x > 0. */
+ATTUNE_FUNCTION float attune_pow_positive(float x, float y)
+{
+    return powf(x, y);
+}
+
+/*
+ * Instead of the above in scores of kernels whose P has 16 bits (src/cuda/compiler.c), where the results are continuous
+ * in those of the functions: without branches, and within some units of float32's rounding of the largest value.
+ */
+ATTUNE_FUNCTION float attune_fast_div(float a, float b)
+{
+    return divide_fast(a, b);
+}
+ATTUNE_FUNCTION float attune_fast_over(float a, float b)
+{
+    return a * (1.0f / b);
+}
+ATTUNE_FUNCTION float attune_fast_exp2(float x)
+{
+    return exp2_fast(x);
+}
+ATTUNE_FUNCTION float attune_fast_exp(float x)
+{
+    return exp2_fast(x * 1.44269504f);
+}
+ATTUNE_FUNCTION float attune_fast_log2(float x)
+{
+    return log2_fast(x);
+}
+ATTUNE_FUNCTION float attune_fast_log(float x)
+{
+    return log2_fast(x) * 0.693147181f;
+}
+ATTUNE_FUNCTION float attune_fast_sqrt(float x)
+{
+    return sqrt_fast(x);
+}
+ATTUNE_FUNCTION float attune_fast_rsqrt(float x)
+{
+    return rsqrt_fast(x);
+}
+ATTUNE_FUNCTION float attune_fast_sigmoid(float x)
+{
+    return reciprocal_fast(1.0f + exp2_fast(x * -1.44269504f));
+}
+/* The quotient loses its digits near 0, where the series has them: within 5e-8 up to 0.25. */
+ATTUNE_FUNCTION float attune_fast_tanh(float x)
+{
+    float y = x * x, far = __fmaf_rn(-2.0f, reciprocal_fast(1.0f + exp2_fast(x * 2.88539008f)), 1.0f);
+    float near = __fmaf_rn(__fmaf_rn(__fmaf_rn(y, -0.0514300196f, 0.133242365f), y, -0.333332401f) * y, x, x);
+    return y < 0.0625f ? near : far;
+}
+/* Near 1 the logarithm is as small as the error of log2_fast, which a large y multiplies. Of a literal it is one. */
+ATTUNE_FUNCTION float attune_fast_pow_positive(float x, float y)
+{
+    return exp2_fast(y * log2f(x));
+}
+/* (-1)^n sin(x - n pi) for the nearest n, an integer or with `half` an integer and a half. Past 2^22 adding 1.5 * 2^23
+ * does not round to integers. */
+#define ATTUNE_SINE_LIMIT 4194304.0f
+ATTUNE_FUNCTION float attune_sine_between(float x, bool half)
+{
+    float n = __fmaf_rn(x, 0.318309886f, half ? -0.5f : 0.0f) + 12582912.0f;
+    int sign = (__float_as_int(n) + half) << 31;
+    n = n - 12582912.0f + (half ? 0.5f : 0.0f);
+    float r = __fmaf_rn(n, 8.74227766e-8f, __fmaf_rn(n, -3.14159274f, x)), y = r * r;
+    float p = __fmaf_rn(__fmaf_rn(__fmaf_rn(y, 2.60578021e-6f, -1.98096027e-4f), y, 8.33306624e-3f), y, -0.166666596f);
+    r = __fmaf_rn(p * y, r, r);
+    return __int_as_float(__float_as_int(r) ^ sign);
+}
+ATTUNE_FUNCTION float attune_fast_sin(float x)
+{
+    return fabsf(x) <= ATTUNE_SINE_LIMIT ? attune_sine_between(x, false) : attune_sin(x);
+}
+ATTUNE_FUNCTION float attune_fast_cos(float x)
+{
+    return fabsf(x) <= ATTUNE_SINE_LIMIT ? attune_sine_between(x, true) : attune_cos(x);
 }
 
 ATTUNE_FUNCTION int attune_get_i32(unsigned long long p, long long i)

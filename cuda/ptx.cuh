@@ -21,6 +21,46 @@ __device__ __forceinline__ float exp2_fast(float x)
     return y;
 }
 
+/* Within 2^-22 of the logarithm, relative outside of (0.5, 2). */
+__device__ __forceinline__ float log2_fast(float x)
+{
+    float y;
+    asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* Within 1 ulp; results below 2^-126 are 0. */
+__device__ __forceinline__ float reciprocal_fast(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* Within 2 ulp. */
+__device__ __forceinline__ float divide_fast(float x, float y)
+{
+    float z;
+    asm("div.full.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+    return z;
+}
+
+/* Within 3 ulp. */
+__device__ __forceinline__ float sqrt_fast(float x)
+{
+    float y;
+    asm("sqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/* Within 2 ulp. */
+__device__ __forceinline__ float rsqrt_fast(float x)
+{
+    float y;
+    asm("rsqrt.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /* Within 2^-11 of tanh. */
 __device__ __forceinline__ float tanh_fast(float x)
 {

@@ -291,9 +291,7 @@ __device__ __forceinline__ void apply_score_and_mask(float (&s)[BLOCK_N / 2], co
                                                      const tile_coord &p, int kv, int flags, int row,
                                                      const linear_score (&linear_scores)[2], bool linear, u32 terms)
 {
-    constexpr int SIZE = !FIRST || sm90::SCORE_CHUNK_SIZE == sm90::CHUNK ? sm90::SCORE_CHUNK_SIZE
-                         : BLOCK_N / 2 % sm90::FIRST_CHUNK               ? sm90::CHUNK
-                                                                         : sm90::FIRST_CHUNK;
+    constexpr int SIZE = !FIRST || sm90::SCORE_CHUNK_SIZE == sm90::CHUNK ? sm90::SCORE_CHUNK_SIZE : sm90::LARGE_CHUNK;
     int column = kv + (int)threadIdx.x % 4 * 2;
     row_terms rows[2];
     if constexpr (KEY_TERMS > 0) {

@@ -90,6 +90,14 @@ ATTUNE_FUNCTION int attune_imod(int a, int b)
     int rest = a - a / d * d;
     return rest != 0 && (rest ^ d) < 0 ? rest + d : rest;
 }
+ATTUNE_FUNCTION float attune_div(float a, float b)
+{
+    return a / b;
+}
+ATTUNE_FUNCTION float attune_over(float a, float b)
+{
+    return a / b;
+}
 ATTUNE_FUNCTION float attune_fmod(float a, float b)
 {
     float r = a - floor(a / b) * b;
@@ -161,6 +169,10 @@ ATTUNE_FUNCTION float attune_cos(float x)
 ATTUNE_FUNCTION float attune_pow(float x, float y)
 {
     return pow(x, y);
+}
+ATTUNE_FUNCTION float attune_pow_positive(float x, float y)
+{
+    return attune_pow(x, y);
 }
 
 /* `at`: of element 0. Arrays are aligned to their elements alone. */

@@ -393,14 +393,30 @@ static attune_status add_score(const attune__program_desc *desc, attune__text *t
     return ATTUNE_OK;
 }
 
+/* Where P is rounded to 16 bits, the score's functions need not have all digits of float32 (docs/numerics.md). */
+static void add_fast_functions(const attune__program_desc *desc, attune__text *text)
+{
+    static const char *const names[] = {"div",   "over", "exp",     "exp2", "log", "log2",        "sqrt",
+                                        "rsqrt", "tanh", "sigmoid", "sin",  "cos", "pow_positive"};
+    if (!desc->variant->fast_functions)
+        return;
+    attune__text_add(text, "#define ATTUNE_HAVE_FAST_FUNCTIONS 1\n");
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
+        attune__text_add(text, "#undef attune_%s\n#define attune_%s attune_fast_%s\n", names[i], names[i], names[i]);
+}
+
 static attune_status add_mods(const attune__program_desc *desc, attune__text *text)
 {
     attune__text_add(text, "#include \"prelude.cuh\"\n");
     if (desc->mask)
         ATTUNE__TRY(add_mask(desc, text));
-    /* After the mask, which always uses the exact tanh. */
+    /* After the mask, which always uses the exact functions. */
+    if (desc->score)
+        add_fast_functions(desc, text);
     if (desc->choice->approximate_tanh)
-        attune__text_add(text, "#define ATTUNE_APPROXIMATE_TANH 1\n#define attune_tanh attune_tanh_approximate\n");
+        attune__text_add(
+            text,
+            "#define ATTUNE_APPROXIMATE_TANH 1\n#undef attune_tanh\n#define attune_tanh attune_tanh_approximate\n");
     return desc->score ? add_score(desc, text) : ATTUNE_OK;
 }
 

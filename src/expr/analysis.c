@@ -8,7 +8,8 @@ static attune__mask_analysis analyse_mask(const attune_expr *mask)
 {
     const uint16_t heads = 1u << ATTUNE__VAR_H | 1u << ATTUNE__VAR_H_KV, head = 1u << ATTUNE__VAR_H;
     const uint32_t root = mask->node_count - 1;
-    attune__mask_analysis m = {.reads_head = mask->uses & heads, .weight = attune__expr_weight(mask, root, false)};
+    attune__mask_analysis m = {.reads_head = mask->uses & heads,
+                               .weight = attune__expr_weight(mask, root, ATTUNE__FORM_EXACT)};
     m.row_intervals = attune__interval_rows(mask, &m.row_runs);
     m.key_intervals = attune__interval_keys(mask, &m.key_runs);
     if (!m.row_intervals || m.row_runs) {
@@ -18,12 +19,48 @@ static attune__mask_analysis analyse_mask(const attune_expr *mask)
     return m;
 }
 
+/* Whether a rounded operand may leave a function's domain or meet its pole, where the result is not continuous. */
+static bool meets_edge(const attune_expr *score, const attune__node *node, const bool *rounded,
+                       const attune__interval *bounds)
+{
+    const bool divides = node->op == ATTUNE__OP_DIV && node->type == ATTUNE__FLOAT;
+    if (!divides && node->op != ATTUNE__OP_POW && (node->op < ATTUNE__OP_LOG || node->op > ATTUNE__OP_RSQRT))
+        return false;
+    const uint32_t operand = node->arg[divides];
+    /* sigmoid is never below 0, and is 0 where the exact one is. */
+    return rounded[operand] && score->nodes[operand].op != ATTUNE__OP_SIGMOID && !(bounds[operand].flo > 0) &&
+           !(divides && bounds[operand].fhi < 0);
+}
+
+bool attune__is_smooth(const attune_expr *score)
+{
+    attune__interval bounds[ATTUNE_EXPR_MAX_NODES];
+    bool rounded[ATTUNE_EXPR_MAX_NODES], any = false;
+    attune__ctext_bounds(score, bounds);
+    for (uint32_t n = 0; n < score->node_count; n++) {
+        const attune__node *node = &score->nodes[n];
+        const bool steps = (node->op >= ATTUNE__OP_EQ && node->op <= ATTUNE__OP_LE) || node->op == ATTUNE__OP_FLOOR ||
+                           node->op == ATTUNE__OP_CEIL || node->op == ATTUNE__OP_MOD;
+        rounded[n] = node->op >= ATTUNE__OP_EXP || (node->op == ATTUNE__OP_DIV && node->type == ATTUNE__FLOAT);
+        for (uint32_t i = 0; i < node->arg_count; i++) {
+            if (steps && rounded[node->arg[i]])
+                return false;
+            rounded[n] = rounded[n] || rounded[node->arg[i]];
+        }
+        if (meets_edge(score, node, rounded, bounds))
+            return false;
+        any = any || rounded[n];
+    }
+    return any;
+}
+
 static attune__value_analysis analyse_value(const attune_expr *expr, uint32_t root)
 {
     return (attune__value_analysis){
         .near = attune__near_limit(expr),
-        .weight = attune__expr_weight(expr, root, false),
-        .near_weight = attune__expr_weight(expr, root, true),
+        .weight = attune__expr_weight(expr, root, ATTUNE__FORM_EXACT),
+        .near_weight = attune__expr_weight(expr, root, ATTUNE__FORM_NEAR),
+        .fast_weight = attune__expr_weight(expr, root, ATTUNE__FORM_FAST),
     };
 }
 
@@ -42,6 +79,7 @@ attune__analysis attune__analyse(const attune_expr *mask, const attune_expr *sco
         a.linear = attune__is_linear(score);
         a.sloped = attune__linear_has_slope(score);
         a.reads_pairs = attune__expr_reads_pairs(score);
+        a.smooth = attune__is_smooth(score);
     }
     if (gradient) {
         a.slope = analyse_value(gradient->expr, gradient->score);

@@ -41,7 +41,8 @@ typedef struct attune__value_analysis {
     attune__terms terms[2];
     /* The bound on |product| of the near-zero form, a cheaper equivalent; infinity = for all products; 0 = none. */
     float near;
-    uint32_t weight, near_weight; /* estimated instructions per pair, of the plain form and of the near-zero form */
+    /* Estimated instructions per pair: of the plain form, of the near-zero form, and with approximate functions. */
+    uint32_t weight, near_weight, fast_weight;
 } attune__value_analysis;
 
 typedef struct attune__analysis {
@@ -51,6 +52,7 @@ typedef struct attune__analysis {
     float cap_inner, cap_outer;
     bool linear;            /* the score is factor * product + base + slope * (kv - origin), of terms of the row */
     bool sloped;            /* it is linear, and depends on kv */
+    bool smooth;            /* its functions may be approximate (attune__is_smooth) */
     bool reads_pairs;       /* it reads captures at indices that depend on both q and kv, or on the product */
     uint32_t capture_reads; /* with a gradient, in backward; uniform_reads: among them */
     attune__uniform_reads uniform_reads;

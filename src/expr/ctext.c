@@ -65,6 +65,16 @@ static bool may_wrap(attune__op op, attune__interval a, attune__interval b)
     return lo < INT32_MIN || hi > INT32_MAX;
 }
 
+/* The exponent of a power of two, 0 for other numbers. */
+static int32_t shift_of(attune__interval b)
+{
+    int32_t shift = 0;
+    while (shift < 30 && b.lo != 1 << shift)
+        shift++;
+    return b.lo == b.hi && shift < 30 ? shift : 0;
+}
+
+/* Right shifts of negative numbers floor, as our / does, with every compiler of the text. */
 static void add_int(attune__text *text, attune__op op, const char *a, const char *b, attune__interval ra,
                     attune__interval rb)
 {
@@ -79,10 +89,16 @@ static void add_int(attune__text *text, attune__op op, const char *a, const char
         attune__text_add(text, may_wrap(op, ra, rb) ? "attune_imul(%s, %s)" : "%s * %s", a, b);
         break;
     case ATTUNE__OP_DIV:
-        attune__text_add(text, ra.lo >= 0 && rb.lo > 0 ? "%s / %s" : "attune_idiv(%s, %s)", a, b);
+        if (shift_of(rb))
+            attune__text_add(text, "%s >> %d", a, shift_of(rb));
+        else
+            attune__text_add(text, ra.lo >= 0 && rb.lo > 0 ? "%s / %s" : "attune_idiv(%s, %s)", a, b);
         break;
     case ATTUNE__OP_MOD:
-        attune__text_add(text, ra.lo >= 0 && rb.lo > 0 ? "%s %% %s" : "attune_imod(%s, %s)", a, b);
+        if (shift_of(rb))
+            attune__text_add(text, "%s & %d", a, rb.lo - 1);
+        else
+            attune__text_add(text, ra.lo >= 0 && rb.lo > 0 ? "%s %% %s" : "attune_imod(%s, %s)", a, b);
         break;
     case ATTUNE__OP_NEG:
         attune__text_add(text, ra.lo > INT32_MIN ? "-%s" : "attune_isub(0, %s)", a);
@@ -110,7 +126,22 @@ static void add_int(attune__text *text, attune__op op, const char *a, const char
     }
 }
 
-static void add_float(attune__text *text, attune__op op, const char *a, const char *b)
+static void add_quotient(attune__text *text, const char *a, const char *b, const attune__node *divisor)
+{
+    char inverse[ATTUNE__FLOAT_TEXT];
+    const bool constant = divisor->op == ATTUNE__OP_CONST && isnormal(divisor->value.f);
+    int exponent;
+    /* Exactly the quotient. */
+    if (constant && fabsf(frexpf(divisor->value.f, &exponent)) == 0.5f && isnormal(1 / divisor->value.f)) {
+        attune__float_text(1 / divisor->value.f, inverse);
+        attune__text_add(text, divisor->value.f < 0 ? "%s * (%sf)" : "%s * %sf", a, inverse);
+        return;
+    }
+    attune__text_add(text, constant && isnormal(1 / divisor->value.f) ? "attune_over(%s, %s)" : "attune_div(%s, %s)", a,
+                     b);
+}
+
+static void add_float(attune__text *text, attune__op op, const char *a, const char *b, const attune__interval *ra)
 {
     switch (op) {
     case ATTUNE__OP_ADD:
@@ -122,17 +153,18 @@ static void add_float(attune__text *text, attune__op op, const char *a, const ch
     case ATTUNE__OP_MUL:
         attune__text_add(text, "%s * %s", a, b);
         break;
-    case ATTUNE__OP_DIV:
-        attune__text_add(text, "%s / %s", a, b);
-        break;
     case ATTUNE__OP_MOD:
         attune__text_add(text, "attune_fmod(%s, %s)", a, b);
         break;
     case ATTUNE__OP_NEG:
         attune__text_add(text, "-%s", a);
         break;
+    case ATTUNE__OP_POW:
+        attune__text_add(text, ra->flo > 0 && !ra->may_nan ? "attune_pow_positive(%s, %s)" : "attune_pow(%s, %s)", a,
+                         b);
+        break;
     default:
-        attune__text_add(text, op == ATTUNE__OP_POW ? "attune_%s(%s, %s)" : "attune_%s(%s)", attune__op_name(op), a, b);
+        attune__text_add(text, "attune_%s(%s)", attune__op_name(op), a);
         break;
     }
 }
@@ -180,8 +212,11 @@ static void add_value(const attune_expr *expr, uint32_t n, const attune__interva
     default:
         break;
     }
-    if (expr->nodes[node->arg[node->arg_count - 1]].type == ATTUNE__FLOAT)
-        add_float(text, op, a, b);
+    const attune__node *last = &expr->nodes[node->arg[node->arg_count - 1]];
+    if (op == ATTUNE__OP_DIV && last->type == ATTUNE__FLOAT)
+        add_quotient(text, a, b, last);
+    else if (last->type == ATTUNE__FLOAT)
+        add_float(text, op, a, b, &bounds[node->arg[0]]);
     else
         add_int(text, op, a, b, bounds[node->arg[0]], bounds[node->arg[node->arg_count - 1]]);
 }
@@ -497,6 +532,8 @@ static const char prelude[] =
     "    if (b == 0 || b == -1) return 0;\n"
     "    return a % b + ((a % b != 0 && ((a % b) ^ b) < 0) ? b : 0);\n"
     "}\n"
+    "static inline float attune_div(float a, float b) { return a / b; }\n"
+    "static inline float attune_over(float a, float b) { return a / b; }\n"
     "static inline float attune_fmod(float a, float b) { return a - floorf(a / b) * b; }\n"
     "static inline float attune_abs(float x) { return fabsf(x); }\n"
     "static inline float attune_floor(float x) { return floorf(x); }\n"
@@ -512,6 +549,7 @@ static const char prelude[] =
     "static inline float attune_sin(float x) { return sinf(x); }\n"
     "static inline float attune_cos(float x) { return cosf(x); }\n"
     "static inline float attune_pow(float x, float y) { return powf(x, y); }\n"
+    "static inline float attune_pow_positive(float x, float y) { return powf(x, y); }\n"
     "\n"
     "static inline int attune_get_i32(const void *p, int64_t i) { return ((const int32_t *)p)[i]; }\n"
     "static inline int attune_get_i64(const void *p, int64_t i)\n"

@@ -229,10 +229,17 @@ bool attune__is_soft_cap(const attune_expr *score, float *inner, float *outer);
 /* The largest |score| for which the near-zero form (attune__ctext_near) is valid; infinity: always; 0: never. */
 float attune__near_limit(const attune_expr *expr);
 
-/*
- * The estimated instructions of `root` per pair, without those that depend on the row only. near: tanh is a polynomial.
- */
-uint32_t attune__expr_weight(const attune_expr *expr, uint32_t root, bool near);
+/* Whether the score has functions or divisions and is continuous in their results, so that those may be approximate:
+ * none is compared, rounded to an integer, the operand of a remainder, or near the edge of a function's domain. */
+bool attune__is_smooth(const attune_expr *score);
+
+/* The estimated instructions of `root` per pair, without those that depend on the row only. */
+typedef enum attune__form {
+    ATTUNE__FORM_EXACT,
+    ATTUNE__FORM_NEAR, /* tanh is a polynomial */
+    ATTUNE__FORM_FAST  /* functions need not have all digits of float32 */
+} attune__form;
+uint32_t attune__expr_weight(const attune_expr *expr, uint32_t root, attune__form form);
 
 /* The whole analysis (analysis.h). Any argument may be NULL; gradient: of score, in backward. */
 struct attune__gradient;

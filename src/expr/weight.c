@@ -4,10 +4,35 @@
 
 #include "expr/print.h"
 
-/* Instructions of NVIDIA's exact functions, including rare branches; other operations take one or two. */
-static uint32_t weight_of(const attune_expr *expr, const attune__node *node, bool near)
+/* Of the functions without all digits (cuda/prelude.cuh); 0 = there is none. */
+static uint32_t fast_weight_of(const attune_expr *expr, const attune__node *node)
 {
-    const bool integer = node->type == ATTUNE__INT;
+    switch ((attune__op)node->op) {
+    case ATTUNE__OP_DIV:
+        return node->type == ATTUNE__INT ? 0 : expr->nodes[node->arg[1]].op == ATTUNE__OP_CONST ? 1 : 8;
+    case ATTUNE__OP_EXP:
+    case ATTUNE__OP_EXP2:
+        return 2;
+    case ATTUNE__OP_LOG:
+    case ATTUNE__OP_LOG2:
+    case ATTUNE__OP_SQRT:
+    case ATTUNE__OP_RSQRT:
+        return 5;
+    case ATTUNE__OP_SIGMOID:
+        return 4;
+    case ATTUNE__OP_TANH:
+        return 12;
+    default:
+        return 0;
+    }
+}
+
+/* Instructions of NVIDIA's exact functions, including rare branches; other operations take one or two. */
+static uint32_t weight_of(const attune_expr *expr, const attune__node *node, attune__form form)
+{
+    const bool integer = node->type == ATTUNE__INT, near = form == ATTUNE__FORM_NEAR;
+    if (form == ATTUNE__FORM_FAST && fast_weight_of(expr, node))
+        return fast_weight_of(expr, node);
     switch ((attune__op)node->op) {
     case ATTUNE__OP_CONST:
     case ATTUNE__OP_VAR:
@@ -42,7 +67,7 @@ static uint32_t weight_of(const attune_expr *expr, const attune__node *node, boo
     }
 }
 
-uint32_t attune__expr_weight(const attune_expr *expr, uint32_t root, bool near)
+uint32_t attune__expr_weight(const attune_expr *expr, uint32_t root, attune__form form)
 {
     const uint16_t pair = 1u << ATTUNE__VAR_KV | 1u << ATTUNE__VAR_SCORE;
     bool needed[ATTUNE_EXPR_MAX_NODES];
@@ -50,6 +75,6 @@ uint32_t attune__expr_weight(const attune_expr *expr, uint32_t root, bool near)
     attune__ctext_needed(expr, &root, 1, NULL, needed);
     for (uint32_t n = 0; n < expr->node_count; n++)
         if (needed[n] && expr->nodes[n].uses & pair)
-            weight += weight_of(expr, &expr->nodes[n], near);
+            weight += weight_of(expr, &expr->nodes[n], form);
     return weight;
 }

@@ -138,6 +138,8 @@ static void text_variant(attune__text *text, const char *indent, const attune__s
         if (v->near > 0 && v->near < INFINITY)
             attune__text_add(text, ", %u where the scaled product is at most %g", e->score.near_weight,
                              (double)v->near);
+        if (v->fast_functions)
+            attune__text_add(text, ", %u with approximate functions", e->score.fast_weight);
         text_terms(text, &v->score);
         attune__text_add(text, "%s\n", v->score_chunks ? ", a few pairs at a time" : "");
     }
@@ -282,7 +284,8 @@ static void json_variant(attune__text *text, const char *name, const attune__sha
     const attune__analysis *e = &s->expr;
     attune__text_add(text, "  \"%s\": {\"row_intervals\": %s, \"mask_pairs\": %s, \"key_intervals\": %s, ", name,
                      truth(v->row_intervals), truth(v->mask_pairs), truth(v->key_intervals));
-    attune__text_add(text, "\"soft_cap\": %s, \"linear\": %s, ", truth(v->soft_cap), truth(v->linear));
+    attune__text_add(text, "\"soft_cap\": %s, \"linear\": %s, \"fast_functions\": %s, ", truth(v->soft_cap),
+                     truth(v->linear), truth(v->fast_functions));
     json_terms(text, "mask", &v->mask);
     json_terms(text, "score", &v->score);
     json_terms(text, "slope", &v->slope);

@@ -55,6 +55,10 @@ static void choose_score(const attune__shape *s, const attune_plan_choice *choic
         if (!variant->slope.key_count && !full)
             variant->slope.row_count = 0;
     }
+    /* Where P is rounded to 16 bits, the score's functions need not have all digits of float32. Without their branches
+     * more pairs are computed at once: beside wide heads, or in backward, these spill. */
+    variant->fast_functions =
+        choice->use_tma && !back && e->smooth && s->k_dtype != ATTUNE_F32 && s->head_dim <= 128 && s->head_dim_v <= 128;
     variant->soft_cap = e->soft_cap;
     variant->linear = exact && e->linear;
     if (exact && !choice->approximate_tanh)
@@ -64,6 +68,8 @@ static void choose_score(const attune__shape *s, const attune_plan_choice *choic
     uint32_t weight = polynomials ? e->score.near_weight : e->score.weight;
     if (back)
         weight += polynomials ? e->slope.near_weight : e->slope.weight;
+    else if (variant->fast_functions && e->score.fast_weight < weight)
+        weight = e->score.fast_weight;
     /* The values that all pairs of a thread read do not fit the registers at once. Nor, in Hopper's backward pass, do
      * those of several captures, or of one with polynomials, unless their gradients are computed too. */
     const bool reads =

@@ -160,7 +160,8 @@ typedef struct attune__variant {
     bool mask_pairs;    /* ... or the mask is evaluated: beside row_intervals for captures without runs */
     bool key_intervals; /* backward: a key's rows too */
     bool soft_cap, linear;
-    float near; /* the bound on |product| of the score's near-zero form; infinity = all, 0 = none */
+    bool fast_functions; /* the score's functions need not have all digits of float32 */
+    float near;          /* the bound on |product| of the score's near-zero form; infinity = all, 0 = none */
     bool mask_chunks,
         score_chunks;   /* loops over a thread's pairs are unrolled in chunks only, to limit register pressure */
     bool late_captures; /* sizes and strides of captures are loaded where they are used, not kept in registers */

@@ -208,9 +208,43 @@ static uint32_t weight(const char *text)
 {
     static const attune_symbol symbols[] = {{"bias", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 2}};
     attune_expr *expr = parse_with(ATTUNE_EXPR_SCORE, text, symbols, 1);
-    const uint32_t weight = attune__expr_weight(expr, expr->node_count - 1, false);
+    const uint32_t weight = attune__expr_weight(expr, expr->node_count - 1, ATTUNE__FORM_EXACT);
     attune__expr_release(expr);
     return weight;
+}
+
+/* Functions may be approximate where nothing jumps with their results. */
+Test(terms, smooth_scores)
+{
+    static const struct {
+        const char *text;
+        bool smooth;
+    } cases[] = {
+        {"score * 2", false}, /* no function */
+        {"score * sigmoid(1.702 * score)", true},
+        {"40 * tanh((score + q - kv) / 40)", true},
+        {"max(log(1 + 0.1 * abs(q - kv)) - 0.2, 0.0) + score", true},
+        {"q > kv ? exp(score) : score / 3", true},
+        {"score + floor(log2(1.0 + abs(q - kv)))", false},
+        {"score + ceil(score / 3)", false},
+        {"exp(score) > 1 ? score : 0.0", false},
+        {"score + sin(score) % 0.1", false},
+        {"score + floor(0.1 * q) * exp(score)", true},
+        /* At the edge of a domain a rounding makes NaN or an infinity. */
+        {"sqrt(1 - sin(score) * sin(score))", false},
+        {"score + log(1 - sigmoid(score))", false},
+        {"score * rsqrt(3 - abs(q - kv) / 41.0)", false},
+        {"pow(score / 3, 0.5)", false},
+        {"score / sin(score)", false},
+        {"score / (1 + exp(-score)) + log(1 + exp(score))", true},
+        {"sqrt(2 - sin(score))", true},
+        {"sqrt(1.0 + abs(q - kv)) / (sin(score) - 2)", true},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        attune_expr *expr = parse_with(ATTUNE_EXPR_SCORE, cases[i].text, NULL, 0);
+        cr_expect_eq(attune__is_smooth(expr), cases[i].smooth, "%s", cases[i].text);
+        attune__expr_release(expr);
+    }
 }
 
 /* Values that a loop over pairs holds: none of rows, shared ones once, more for long expressions. */

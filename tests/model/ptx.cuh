@@ -20,6 +20,35 @@ __device__ __forceinline__ float exp2_fast(float x)
     return y < 1.17549435e-38f ? 0.0f : y;
 }
 
+/* lg2: within 2^-22 between 0.5 and 2, where the logarithm may be smaller than that. */
+__device__ __forceinline__ float log2_fast(float x)
+{
+    float y = log2f(x);
+    return fabsf(y) < 1.0f ? floorf(y * 4194304.0f) / 4194304.0f : y;
+}
+
+/* rcp, div.full, sqrt and rsqrt: within 3 ulp; rcp.ftz flushes as ex2 does. */
+__device__ __forceinline__ float reciprocal_fast(float x)
+{
+    float y = 1.0f / x;
+    return fabsf(y) < 1.17549435e-38f ? 0.0f : y;
+}
+
+__device__ __forceinline__ float divide_fast(float x, float y)
+{
+    return x / y;
+}
+
+__device__ __forceinline__ float sqrt_fast(float x)
+{
+    return sqrtf(x);
+}
+
+__device__ __forceinline__ float rsqrt_fast(float x)
+{
+    return 1.0f / sqrtf(x);
+}
+
 /* tanh: within 2^-11. */
 __device__ __forceinline__ float tanh_fast(float x)
 {
