@@ -8,6 +8,7 @@
  *     decode_sm80.cu   attune_decode_sm80       cuda_sm80    attune_cuda_arguments, attune_cuda_parts
  *                      attune_combine_sm80      the same     the same; only with more than one part
  *     serving_sm80.cu  attune_serving_sm80      cuda_sm80    attune_cuda_arguments, attune_cuda_serving
+ *                      attune_schedule_sm80     the same     the same; only with ATTUNE_PARTS
  *     forward_sm90.cu  attune_forward_sm90      cuda_sm90a   attune_cuda_arguments, CUtensorMap q, k, v
  *     delta.cu         attune_delta             all          attune_cuda_arguments, attune_cuda_backward
  *                      attune_sums              the same     attune_cuda_sums; only with capture gradients
@@ -37,6 +38,9 @@
  *     FUSED_GRADIENTS, HALF_TILES, REMATERIALISE    how expressions are computed, and the order of stages that the
  *                            registers allow (attune__variant in src/plan/plan.h); default 0
  *     ATTUNE_TREE            serving_sm80, 1: the call may have a tree over drafts
+ *     ATTUNE_K_TYPE, ATTUNE_V_TYPE           serving_sm80: types of the cache; default ATTUNE_DTYPE. Others are
+ *                            converted to it as they are read
+ *     ATTUNE_PARTS           serving_sm80, 1: a schedule says in how many parts the keys of a sequence are computed
  *     ATTUNE_SAVED_STATE     decode_sm80, 1: row maxima and sums are in shared memory while O accumulates
  *     ATTUNE_SERIAL_COLUMNS  backward_sm80 with ATTUNE_DK_DV, 1: scores are evaluated one fragment of columns after
  *                            another
@@ -75,7 +79,8 @@
  * Launch of decode: a grid of split * tiles of packed rows * heads / packed * batch, the split as the fastest index;
  * combine: a grid of batch * heads * q_len, any number of threads, no shared memory.
  *
- * Launch over a cache: any grid, whose CTAs take further tiles in strides of it.
+ * Launch over a cache: any grid, whose CTAs take further tiles in strides of it. attune_schedule_sm80 has one CTA of
+ * 256 threads.
  *
  * Launch of backward: attune_delta with a block of 256 threads for each 32 rows of [batch * heads * row_stride], which
  * also clears the sums; then the kernels: for dQ with attune_cuda_arguments.partial and full, for dK and dV with
@@ -92,6 +97,12 @@
 #define ATTUNE_CUDA_F16  1
 #define ATTUNE_CUDA_BF16 2
 #define ATTUNE_CUDA_F32  3
+/* Of keys and values in a cache. */
+#define ATTUNE_CUDA_F8E4M3 4
+#define ATTUNE_CUDA_F8E5M2 5
+#define ATTUNE_CUDA_I8     6
+#define ATTUNE_CUDA_Q8_0   7
+#define ATTUNE_CUDA_Q4_0   8
 
 #define ATTUNE_CUDA_SYMBOLS 16
 
@@ -151,7 +162,7 @@ typedef struct attune_cuda_parts {
     int packed, split;
 } attune_cuda_parts;
 
-/* A tensor of int32, strides in elements. Address 0 = absent. */
+/* A tensor of elements of four bytes, int32 but where another type is said; strides in elements. Address 0 = absent. */
 typedef struct attune_cuda_array {
     unsigned long long address;
     long long stride[3];
@@ -163,10 +174,17 @@ typedef struct attune_cuda_serving {
     attune_cuda_array q_start, kv_len, kv_first, count; /* [batch + 1], [batch], [batch], [1]; q_start: packed */
     attune_cuda_array pages, pages_start;               /* [batch][entries], or [entries] with pages_start */
     attune_cuda_array tree;                             /* [batch of q][rows][words] */
+    attune_cuda_array sinks;                            /* float [heads] */
+    attune_cuda_array k_scale, v_scale;                 /* float [pages][kv_heads][page]; absent = 1 */
     int tokens;                                         /* rows of q, if they are packed */
     int pool, page;                                     /* pages, and keys of a page */
     int entries;                                        /* of the block table: of a row, or of the list */
     int tree_words;
+    /* With ATTUNE_PARTS: attune_cuda_schedule, and the partial results, which there is room for `slots` of. */
+    unsigned long long schedule, parts;
+    int slots;
+    int resident;     /* CTAs that run at once */
+    int schedule_key; /* of plans that may share a schedule */
 } attune_cuda_serving;
 
 /* An exact sum: src/plan/family_cuda.h, sums.cuh. */
@@ -200,8 +218,7 @@ typedef struct attune_cuda_backward {
      * the sm80 kernels run alone. */
     unsigned long long redo;
     /* backward_sm90 with ATTUNE_DETERMINISTIC: u32 [batch * heads][row tiles][4], the last tile of keys added to each
-     * fragment of dQ (ordered_sums.cuh), zero before the launch. `counter` then belongs to this call, and is zero too.
-     */
+     * fragment of dQ (ordered_sums.cuh), zero before the launch. */
     unsigned long long order_counts;
     int resident_heads; /* backward_sm90: heads of k and v whose q, d_o and dQ stay in the L2 cache together */
 

@@ -31,6 +31,8 @@ constexpr int WARPS = config::NUM_WARPS, THREADS = 32 * WARPS;
 constexpr bool HAVE_SCORE = config::HAVE_SCORE;
 /* Partial blocks have forbidden pairs. */
 constexpr bool HAVE_MASK = config::HAVE_MASK_PAIRS || config::HAVE_MASK_RANGE;
+/* K and V of a cache are quantised: the products have their codes, exact in bf16, and parts of Q and P in bf16. */
+constexpr bool CODES = config::K_TYPE >= ATTUNE_CUDA_F8E4M3 && config::V_TYPE >= ATTUNE_CUDA_F8E4M3;
 /* Terms of a key (terms.cuh): those of the score, then those of the mask. */
 constexpr int KEY_TERMS = config::SCORE_KEYS + config::MASK_KEYS;
 

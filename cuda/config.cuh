@@ -21,6 +21,12 @@
 #ifndef ATTUNE_O_DTYPE
 #define ATTUNE_O_DTYPE ATTUNE_DTYPE
 #endif
+#ifndef ATTUNE_K_TYPE
+#define ATTUNE_K_TYPE ATTUNE_DTYPE
+#endif
+#ifndef ATTUNE_V_TYPE
+#define ATTUNE_V_TYPE ATTUNE_DTYPE
+#endif
 #ifndef ATTUNE_HEAD_DIM
 #define ATTUNE_HEAD_DIM 64
 #endif
@@ -83,6 +89,9 @@
 
 #ifndef ATTUNE_TREE
 #define ATTUNE_TREE 0
+#endif
+#ifndef ATTUNE_PARTS
+#define ATTUNE_PARTS 0
 #endif
 
 #if ATTUNE_HAVE_MASK || ATTUNE_HAVE_MASK_RANGE || ATTUNE_HAVE_SCORE
@@ -218,6 +227,7 @@ __device__ float attune_score_slope_near_of(ATTUNE_PAIR, ATTUNE_OF_TERMS ATTUNE_
 struct config {
     /* The problem. q and o may have other dtypes than k and v; the matrix products use that of k and v. */
     static constexpr int DTYPE = ATTUNE_DTYPE, Q_DTYPE = ATTUNE_Q_DTYPE, O_DTYPE = ATTUNE_O_DTYPE;
+    static constexpr int K_TYPE = ATTUNE_K_TYPE, V_TYPE = ATTUNE_V_TYPE; /* of a cache */
     static constexpr int HEAD_DIM = ATTUNE_HEAD_DIM, HEAD_DIM_V = ATTUNE_HEAD_DIM_V;
 
     /* The tile. */
@@ -231,7 +241,8 @@ struct config {
                           HAVE_MASK_RANGE = ATTUNE_HAVE_MASK_RANGE, HAVE_MASK_COLUMNS = ATTUNE_HAVE_MASK_COLUMNS;
     static constexpr int MASK_KEYS = ATTUNE_MASK_KEYS, MASK_ROWS = ATTUNE_MASK_ROWS; /* terms of a key, of a row */
 
-    static constexpr bool TREE = ATTUNE_TREE; /* over a cache: rows may see some of the drafts only */
+    /* Over a cache: rows may see some of the drafts only; keys are computed in parts. */
+    static constexpr bool TREE = ATTUNE_TREE, PARTS = ATTUNE_PARTS;
 
     /* The score, and in backward kernels its slope, d score / d product. */
     static constexpr bool HAVE_SCORE = ATTUNE_HAVE_SCORE, HAVE_SCORE_SLOPE = ATTUNE_HAVE_SCORE_SLOPE;

@@ -17,7 +17,8 @@ typedef struct attune_cuda_tile {
     unsigned element; /* bytes of an element of k and v, in whose type the products are */
     unsigned head_dim, head_dim_v;
     unsigned block_m, block_n, warps, stages;
-    unsigned key_terms; /* words that each key of a tile has of the expressions (terms.cuh) */
+    unsigned key_terms;                     /* words that each key of a tile has of the expressions (terms.cuh) */
+    unsigned q_parts, k_factors, v_factors; /* over a cache: operands of a row of Q, factors of a row of K and of V */
 } attune_cuda_tile;
 
 ATTUNE_CUDA_LAYOUT unsigned attune_cuda_round_up(unsigned value, unsigned multiple)

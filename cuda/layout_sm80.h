@@ -23,6 +23,13 @@ typedef struct attune_cuda_forward_sm80_layout {
     unsigned size;
 } attune_cuda_forward_sm80_layout;
 
+typedef struct attune_cuda_serving_sm80_layout {
+    unsigned k, v; /* Q is at 0 */
+    unsigned keys, k_factors, v_factors, maxima, p;
+    unsigned ml; /* epilogue */
+    unsigned size;
+} attune_cuda_serving_sm80_layout;
+
 ATTUNE_CUDA_LAYOUT attune_cuda_forward_sm80_layout attune_cuda_operands_sm80(attune_cuda_tile t)
 {
     const unsigned d = attune_cuda_round_up(t.head_dim, ATTUNE_CUDA_PADDING),
@@ -63,18 +70,97 @@ ATTUNE_CUDA_LAYOUT attune_cuda_forward_sm80_layout attune_cuda_decode_sm80(attun
     return l;
 }
 
-/* Over a cache: as decode, and in the place of its state two words for each key of two tiles, and at the
- * end the tile of rows, which the epilogue keeps. */
-#define ATTUNE_CUDA_SERVING_TILE 80
+/*
+ * Over a cache: as decode, and in the place of its state two words for each key of two tiles, and at the end the tile
+ * of rows, which the epilogue keeps. Where no warp has registers for 16 rows of O, those that share rows divide its
+ * columns instead, and exchange maxima[G][M] and P[M][N], in float32, in shared memory; in float32 K and the widest V
+ * have one buffer.
+ */
+#define ATTUNE_CUDA_SERVING_TILE 96
 
-ATTUNE_CUDA_LAYOUT attune_cuda_forward_sm80_layout attune_cuda_serving_sm80(attune_cuda_tile t)
+ATTUNE_CUDA_LAYOUT int attune_cuda_serving_sm80_shares_p(attune_cuda_tile t)
 {
-    attune_cuda_forward_sm80_layout l = attune_cuda_operands_sm80(t);
-    const unsigned groups = t.warps / (t.block_m / 16);
-    l.ml = groups * t.block_m * attune_cuda_round_up(t.head_dim_v, ATTUNE_CUDA_PADDING) * 4;
-    l.size =
-        attune_cuda_larger(l.state + 2 * t.block_n * 8, l.ml + groups * t.block_m * 2 * 4) + ATTUNE_CUDA_SERVING_TILE;
+    return t.head_dim_v > (t.element == 4 || t.k_factors ? 128 : 256);
+}
+
+ATTUNE_CUDA_LAYOUT int attune_cuda_serving_sm80_one_buffer(attune_cuda_tile t)
+{
+    return t.element == 4 && t.head_dim_v > 256;
+}
+
+/* The warps that share rows, and those of them that divide the keys of a tile by 16 or more. */
+ATTUNE_CUDA_LAYOUT unsigned attune_cuda_serving_sm80_groups(attune_cuda_tile t)
+{
+    return t.warps / (t.block_m / 16);
+}
+
+ATTUNE_CUDA_LAYOUT unsigned attune_cuda_serving_sm80_key_groups(attune_cuda_tile t)
+{
+    const unsigned groups = attune_cuda_serving_sm80_groups(t);
+    return groups < t.block_n / 16 ? groups : t.block_n / 16;
+}
+
+ATTUNE_CUDA_LAYOUT unsigned attune_cuda_serving_sm80_dv(attune_cuda_tile t)
+{
+    return attune_cuda_round_up(t.head_dim_v,
+                                ATTUNE_CUDA_PADDING *
+                                    (attune_cuda_serving_sm80_shares_p(t) ? attune_cuda_serving_sm80_groups(t) : 1));
+}
+
+/* Floats of a row of P: 8 rows begin in different banks. */
+ATTUNE_CUDA_LAYOUT unsigned attune_cuda_serving_sm80_p_pitch(attune_cuda_tile t)
+{
+    return t.block_n + 8;
+}
+
+ATTUNE_CUDA_LAYOUT attune_cuda_serving_sm80_layout attune_cuda_serving_sm80(attune_cuda_tile t)
+{
+    const int shares = attune_cuda_serving_sm80_shares_p(t);
+    const unsigned d = attune_cuda_round_up(t.head_dim, ATTUNE_CUDA_PADDING), dv = attune_cuda_serving_sm80_dv(t);
+    const unsigned groups = attune_cuda_serving_sm80_key_groups(t);
+    const unsigned k = t.block_n * d * t.element, v = t.block_n * dv * t.element;
+    attune_cuda_serving_sm80_layout l = {0};
+    l.k = t.q_parts * t.block_m * d * t.element;
+    l.v = attune_cuda_serving_sm80_one_buffer(t) ? l.k : l.k + k;
+    l.keys = attune_cuda_serving_sm80_one_buffer(t) ? l.k + attune_cuda_larger(k, v) : l.v + v;
+    l.k_factors = l.keys + 2 * t.block_n * 8;
+    l.v_factors = l.k_factors + t.block_n * t.k_factors * 4;
+    l.maxima = l.v_factors + t.block_n * t.v_factors * 4;
+    l.p = l.maxima + (shares ? groups * t.block_m * 4 : 0);
+    l.ml = (shares ? 1 : groups) * t.block_m * dv * 4;
+    l.size = attune_cuda_larger(l.p + (shares ? t.block_m * attune_cuda_serving_sm80_p_pitch(t) * 4 : 0),
+                                l.ml + groups * t.block_m * 2 * 4) +
+             ATTUNE_CUDA_SERVING_TILE;
     return l;
+}
+
+/*
+ * How a call over a cache is divided, by attune_schedule_sm80. Item i is part (i - item) % parts of tile (i - item) /
+ * parts of its sequence, where the tiles of a sequence are [row tiles][kv_heads]. Of a tile in several parts, the CTA
+ * that finishes last adds their results, in the order of the keys.
+ */
+typedef struct attune_cuda_scheduled {
+    int item, parts;   /* its first item, the parts of each of its tiles */
+    int slot, counter; /* the first ones of its tiles, if they have several parts */
+} attune_cuda_scheduled;
+
+/* Followed by a sequence's entry each and one for the end, and int32 counters [slots / 2], zero between calls. */
+typedef struct attune_cuda_schedule {
+    int key, items, unused[2];
+} attune_cuda_schedule;
+
+/* The launch of attune_schedule_sm80: a CTA, and its shared memory. */
+#define ATTUNE_CUDA_SCHEDULE_THREADS 256
+#define ATTUNE_CUDA_SCHEDULE_SHARED  512
+
+/* The keys of a tile's rows may be computed in parts, of at least this many keys, and at most this many. Their partial
+ * results are float o[M][Dv] and then m and l [M][2] each; a multiple of 128 bytes. */
+#define ATTUNE_CUDA_SERVING_PART_KEYS 256
+#define ATTUNE_CUDA_SERVING_PARTS     64
+
+ATTUNE_CUDA_LAYOUT unsigned attune_cuda_serving_part_sm80(unsigned block_m, unsigned head_dim_v)
+{
+    return attune_cuda_round_up(block_m * (head_dim_v + 2) * 4, 128);
 }
 
 /* --------------------------------------------------------------------------------------------------------- backward */

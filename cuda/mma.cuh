@@ -333,7 +333,7 @@ __device__ __forceinline__ void softmax_maxima(const float (&s)[ROW_TILES][N_TIL
             rescaled = rescaled || alpha[r][half] != 1.0f;
             m[r][half] = row_max;
             l[r][half] *= alpha[r][half];
-            base[r][half] = WIDE ? safe_max : safe_max * factor;
+            base[r][half] = WIDE || CODES ? safe_max : safe_max * factor;
         }
     /* Maxima seldom rise after the first tiles: skip the rescaling if no row of the warp needs it. */
     if (__any_sync(0xffffffffu, rescaled)) {
@@ -358,7 +358,7 @@ __device__ __forceinline__ void softmax_exp(float (&s)[ROW_TILES][N_TILES][4], f
         for (int i = 0; i < 4; i++) {
             float &x = s[r][n][i];
             /* In float32 subtract first: near the maximum, where P is large, the difference is exact. */
-            x = exp2_fast(WIDE ? (x - base[r][i / 2]) * factor : __fmaf_rn(x, factor, -base[r][i / 2]));
+            x = exp2_fast(WIDE || CODES ? (x - base[r][i / 2]) * factor : __fmaf_rn(x, factor, -base[r][i / 2]));
             l[r][i / 2] += x;
         }
 }
@@ -387,10 +387,10 @@ __device__ __forceinline__ void pack_weights(u32 (&a)[ROW_TILES][4], const float
     }
 }
 
-/* 6: O += P V, of TILES x 8 columns. */
+/* 6: O += P V, of TILES x 8 columns from fragment `first` on. */
 template <int CHUNKS = CHUNKS_DV, int ROW_TILES, int N_TILES, int TILES>
 __device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][TILES][4], const float (&p)[ROW_TILES][N_TILES][4],
-                                            u32 v)
+                                            u32 v, int first = 0)
 {
     int lane = thread_index_remat() % 32;
     if constexpr (WIDE) {
@@ -422,7 +422,8 @@ __device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][TILES][4], con
                     u32 b[2];
 #pragma unroll
                     for (int i = 0; i < 2; i++)
-                        load_shared(b[i], chunk_address<CHUNKS>(start[i], (d + j) * 2) + (u32)(n * CHUNKS * 128));
+                        load_shared(b[i],
+                                    chunk_address<CHUNKS>(start[i], (first + d + j) * 2) + (u32)(n * CHUNKS * 128));
 #pragma unroll
                     for (int r = 0; r < ROW_TILES; r++)
                         multiply(sum[r][j], a[r], b[0], b[1]);
@@ -444,7 +445,7 @@ __device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][TILES][4], con
 #pragma unroll
             for (int d = 0; d < TILES; d += 2) {
                 u32 b[4];
-                load_matrices_transposed(b, v + chunk_offset<CHUNKS>(n * 8 + lane % 16, d + lane / 16));
+                load_matrices_transposed(b, v + chunk_offset<CHUNKS>(n * 8 + lane % 16, first + d + lane / 16));
 #pragma unroll
                 for (int r = 0; r < ROW_TILES; r++) {
                     multiply(o[r][d], a[r], b[0], b[1]);

@@ -21,31 +21,44 @@ template <int DTYPE = config::DTYPE> __device__ __forceinline__ float widen(type
 __device__ __forceinline__ float widen_q(q_element x)
 {
     float value = widen<config::Q_DTYPE>(x);
-    if constexpr (config::Q_DTYPE != config::DTYPE && config::DTYPE != ATTUNE_CUDA_F32)
+    if constexpr (config::Q_DTYPE != config::DTYPE && config::DTYPE != ATTUNE_CUDA_F32 && !CODES)
         value = unpack(pack(value, 0.0f));
     return value;
+}
+
+/* Stores value / sum to column d of row p.q. */
+__device__ __forceinline__ void store_column(const attune_cuda_arguments &a, const tile_coord &p, int d, float value,
+                                             float sum)
+{
+    value = sum != 0.0f ? value * (1.0f / sum) : a.part ? value : 0.0f;
+    o_element *to = (o_element *)a.o.address + p.b * a.o.batch + p.h * a.o.head + p.q * a.o.row + d;
+    if constexpr (config::O_DTYPE == ATTUNE_CUDA_F32)
+        *to = value;
+    else
+        *to = (o_element)pack<config::O_DTYPE>(value, 0.0f);
+}
+
+/* LSE is that of a maximum and a sum, which may have the sink; row_max and row_sum do not. In natural units. */
+__device__ __forceinline__ void store_state(const attune_cuda_arguments &a, const tile_coord &p, float most, float sum,
+                                            float row_max, float row_sum)
+{
+    if (a.lse.address)
+        ((float *)a.lse.address)[p.b * a.lse.batch + p.h * a.lse.head + p.q * a.lse.row] =
+            sum == 0.0f ? -ATTUNE_INF : most + logf(sum);
+    if (a.row_max.address)
+        ((float *)a.row_max.address)[p.b * a.row_max.batch + p.h * a.row_max.head + p.q * a.row_max.row] =
+            row_sum == 0.0f ? -ATTUNE_INF : nan_or(row_max, row_sum);
 }
 
 /* Stores value / sum to column d of row p.q; the thread of column 0 also stores the row's LSE and maximum. */
 __device__ __forceinline__ void store_element(const attune_cuda_arguments &a, const tile_coord &p, int d, float value,
                                               float row_max, float sum, float factor)
 {
-    bool empty = sum == 0.0f;
-    value = !empty ? value * (1.0f / sum) : a.part ? value : 0.0f;
-    o_element *to = (o_element *)a.o.address + p.b * a.o.batch + p.h * a.o.head + p.q * a.o.row + d;
-    if constexpr (config::O_DTYPE == ATTUNE_CUDA_F32)
-        *to = value;
-    else
-        *to = (o_element)pack<config::O_DTYPE>(value, 0.0f);
+    store_column(a, p, d, value, sum);
     if (d)
         return;
     row_max *= factor * ATTUNE_LN2;
-    if (a.lse.address)
-        ((float *)a.lse.address)[p.b * a.lse.batch + p.h * a.lse.head + p.q * a.lse.row] =
-            empty ? -ATTUNE_INF : row_max + logf(sum);
-    if (a.row_max.address)
-        ((float *)a.row_max.address)[p.b * a.row_max.batch + p.h * a.row_max.head + p.q * a.row_max.row] =
-            empty ? -ATTUNE_INF : nan_or(row_max, sum);
+    store_state(a, p, row_max, sum, row_max, sum);
 }
 
 /* Neither NaN nor infinite. */

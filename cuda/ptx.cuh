@@ -99,6 +99,14 @@ __device__ __forceinline__ u32 pack_bf16(float low, float high)
     return two;
 }
 
+/* Two codes of e4m3 in f16, exact; from sm_89 on. */
+__device__ __forceinline__ u32 e4m3_to_f16(unsigned short codes)
+{
+    u32 two;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(two) : "h"(codes));
+    return two;
+}
+
 __device__ __forceinline__ u32 round_tf32(float x)
 {
     u32 y;
@@ -279,6 +287,14 @@ __device__ __forceinline__ void store_transposed(u32 at, const u32 (&x)[4])
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(at), "r"(x[0]), "r"(x[1]),
                  "r"(x[2]), "r"(x[3])
                  : "memory");
+}
+
+/* Transposes an 8 x 8 matrix: a lane has of row lane / 4 columns lane % 4 * 2 and + 1. */
+__device__ __forceinline__ u32 transpose_matrix(u32 x)
+{
+    u32 y;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
 }
 
 /* c += a b */

@@ -2,113 +2,36 @@
 /*
  * Calls over a cache with mma.sync and cp.async: prompts, chunks of prompts and single queries of a ragged batch. A CTA
  * computes tiles of the packed rows of the query heads that share keys (row = q * heads of the group + head), over all
- * keys of their sequence. Its warps divide the rows by 16, then the columns of each tile of keys, as in decode_sm80.cu.
+ * keys of their sequence or a part of them (serving_schedule.cuh). Its warps divide the rows by 16, then the columns of
+ * each tile of keys, as in decode_sm80.cu.
  *
  * Kernels walk logical tiles of keys; pages are translated for addresses alone, so that results do not depend on them.
- * What the caller's integers hold is checked here, where they are read (docs/serving.md has the results).
  */
-#include "layout_sm80.h"
+#include "cached.cuh"
 #include "mma.cuh"
-#include "non_finite.cuh"
+#include "serving_parts.cuh"
 
-constexpr int ROW_GROUPS = BLOCK_M / 16, KEY_GROUPS = WARPS / ROW_GROUPS;
-constexpr int KEYS = BLOCK_N / KEY_GROUPS, N_TILES = KEYS / 8, DV_TILES = PAD_DV / 8;
-static_assert(KEY_GROUPS * ROW_GROUPS == WARPS, "warps divide the rows, then the keys");
+/* Of codes: parts of Q and of P, which together have the bits of the type of q and of o; factors of a row. */
+constexpr int Q_PARTS = !CODES || config::Q_DTYPE == ATTUNE_CUDA_BF16 ? 1 : config::Q_DTYPE == ATTUNE_CUDA_F16 ? 2 : 3;
+constexpr int P_PARTS = config::O_DTYPE == ATTUNE_CUDA_F32 ? 3 : 2;
+constexpr int K_FACTORS = !CODES ? 0 : HAS_BLOCKS<K_TYPE> ? HEAD_DIM / 32 : 1;
+constexpr int V_FACTORS = !CODES ? 0 : HAS_BLOCKS<V_TYPE> ? HEAD_DIM_V / 32 : 1;
+constexpr attune_cuda_tile SERVED = {sizeof(element), HEAD_DIM,  HEAD_DIM_V, BLOCK_M,   BLOCK_N,  WARPS,
+                                     STAGES,          KEY_TERMS, Q_PARTS,    K_FACTORS, V_FACTORS};
+/* Of the GROUPS warps that share rows KEY_GROUPS divide the keys, and with SHARED_P all divide the columns of O. */
+constexpr bool SHARED_P = attune_cuda_serving_sm80_shares_p(SERVED),
+               ONE_BUFFER = attune_cuda_serving_sm80_one_buffer(SERVED);
+constexpr int ROW_GROUPS = BLOCK_M / 16, GROUPS = (int)attune_cuda_serving_sm80_groups(SERVED);
+constexpr int KEY_GROUPS = (int)attune_cuda_serving_sm80_key_groups(SERVED), O_GROUPS = SHARED_P ? 1 : GROUPS;
+constexpr int SERVED_DV = (int)attune_cuda_serving_sm80_dv(SERVED), CHUNKS_V = SERVED_DV / PER_CHUNK;
+constexpr int KEYS = BLOCK_N / KEY_GROUPS, N_TILES = KEYS / 8, DV_TILES = SERVED_DV / 8 / (SHARED_P ? GROUPS : 1);
+constexpr int P_PITCH = (int)attune_cuda_serving_sm80_p_pitch(SERVED);
+static_assert(GROUPS * ROW_GROUPS == WARPS, "warps divide the rows, then the keys");
+static_assert(SHARED_P || KEY_GROUPS == GROUPS, "a warp without keys has columns of O");
 static_assert(KEYS % 16 == 0, "a warp computes 16 columns or a multiple");
+static_assert(WIDE || CODES || (K_TYPE == config::DTYPE && V_TYPE == config::DTYPE),
+              "other types are converted to float32");
 static_assert(STAGES == 1, "K and V have one buffer each");
-
-/* -------------------------------------------------------------------------------------------------------- sequences */
-
-__device__ __forceinline__ int integer_at(const attune_cuda_array &x, i64 i)
-{
-    return ((const int *)x.address)[i * x.stride[0]];
-}
-
-/* The rows of a sequence are those from `first` on of q and o; 0 where the batch has none, or none that are valid. */
-struct sequence_rows {
-    int first, count;
-};
-
-__device__ __forceinline__ sequence_rows rows_of(const attune_cuda_arguments &a, const attune_cuda_serving &s, int b,
-                                                 int live)
-{
-    sequence_rows r = {0, 0};
-    if (b >= live)
-        return r;
-    if (!s.q_start.address)
-        return {0, a.q_len};
-    int first = integer_at(s.q_start, b), end = integer_at(s.q_start, b + 1);
-    if (first >= 0 && first <= end && end <= s.tokens && end - first <= a.q_len)
-        r = {first, end - first};
-    return r;
-}
-
-/* A tile of rows, and its sequence. Row i of a sequence is at q = position + i of the keys. In shared memory, since the
- * accumulators leave no registers for it. */
-struct tile {
-    int b, h, h_kv;          /* h: the first head */
-    int row, rows;           /* its first packed row; packed rows of the sequence */
-    int batch, row0, token0; /* where the sequence's rows are in q and o, and among those of all sequences */
-    int q_len, kv_len, kv_first, position;
-    const int *table; /* of the pages */
-    i64 entry_stride;
-    int entries;
-};
-static_assert(sizeof(tile) <= ATTUNE_CUDA_SERVING_TILE, "the layout has space for the tile");
-
-/* Finds the sequence and the rows of tile `index`: a scan over the sequences, 32 at a time. False past the last. */
-__device__ __forceinline__ bool find_rows(tile &t, const attune_cuda_arguments &a, const attune_cuda_serving &s,
-                                          int index)
-{
-    int group = known_here(a.heads / known_here(a.kv_heads)), lane = (int)threadIdx.x % 32;
-    int live = s.count.address ? min(integer_at(s.count, 0), a.batch) : a.batch;
-    t.h_kv = index % known_here(a.kv_heads);
-    t.h = t.h_kv * group;
-    u32 left = (u32)(index / known_here(a.kv_heads)); /* tiles of 32 sequences fit 32 bits */
-#pragma unroll 1
-    for (int b = 0; b < live; b += 32) {
-        sequence_rows mine = rows_of(a, s, b + lane, live);
-        u32 tiles = (u32)(((i64)mine.count * group + BLOCK_M - 1) / BLOCK_M), sum = tiles;
-#pragma unroll
-        for (int i = 1; i < 32; i *= 2) {
-            u32 other = __shfl_up_sync(0xffffffffu, sum, i);
-            sum += lane >= i ? other : 0;
-        }
-        u32 past = __ballot_sync(0xffffffffu, sum > left);
-        if (past) {
-            int found = __ffs((int)past) - 1;
-            t.b = b + found;
-            t.row0 = __shfl_sync(0xffffffffu, mine.first, found);
-            t.q_len = __shfl_sync(0xffffffffu, mine.count, found);
-            t.rows = t.q_len * group;
-            t.row = (int)(left - __shfl_sync(0xffffffffu, sum - tiles, found)) * BLOCK_M;
-            return true;
-        }
-        left -= __shfl_sync(0xffffffffu, sum, 31);
-    }
-    return false;
-}
-
-__device__ __forceinline__ void find_keys(tile &t, const attune_cuda_arguments &a, const attune_cuda_serving &s)
-{
-    bool packed = s.q_start.address != 0;
-    t.batch = packed ? 0 : t.b;
-    t.token0 = packed ? t.row0 : t.b * a.q_len;
-    t.table = (const int *)s.pages.address + t.b * s.pages.stride[0];
-    t.entry_stride = s.pages.stride[1];
-    t.entries = s.pages.address ? s.entries : 1;
-    if (s.pages_start.address) {
-        int first = integer_at(s.pages_start, t.b), end = integer_at(s.pages_start, t.b + 1);
-        bool valid = first >= 0 && first <= end && end <= s.entries;
-        t.entries = valid ? end - first : 0;
-        t.entry_stride = s.pages.stride[0];
-        t.table = (const int *)s.pages.address + (valid ? first : 0) * t.entry_stride;
-    }
-    int most = (int)min((i64)a.kv_len, (i64)t.entries * s.page), length = integer_at(s.kv_len, t.b);
-    t.kv_len = length >= 0 && length <= most ? length : 0;
-    t.position = t.kv_len - t.q_len;
-    t.kv_first = s.kv_first.address ? min(max(integer_at(s.kv_first, t.b), 0), t.kv_len) : 0;
-}
 
 /* A packed row's head and query of its sequence. */
 __device__ __forceinline__ tile_coord row_coord(const attune_cuda_arguments &a, const tile &t, int row)
@@ -158,22 +81,114 @@ __device__ __forceinline__ bool store_keys(const next_keys &n, int2 *keys)
     return absent;
 }
 
-/* Copies the rows of a tile's keys; those of absent ones, and columns from DIM on, become 0. */
-template <int DIM, int CHUNKS>
-__device__ __forceinline__ void load_rows(u32 to, const attune_cuda_view &v, const tile &t, const int2 *keys)
+/* The head's first row in a page 0. */
+template <int TYPE> __device__ __forceinline__ const byte *cached_head(const attune_cuda_view &v, const tile &t)
 {
-    const element *from = (const element *)v.address + t.h_kv * v.head;
-    constexpr int ROW_LANES = CHUNK_GROUP<CHUNKS>, STEP = THREADS / ROW_LANES;
-    int thread = thread_index_remat(), chunk = thread % ROW_LANES;
-    bool aligned = view_aligned(v);
+    return (const byte *)v.address + t.h_kv * v.head * TYPE_BYTES<TYPE>;
+}
+
+__device__ __forceinline__ i64 row_at(const attune_cuda_view &v, int2 key)
+{
+    return key.x * v.batch + key.y * v.row;
+}
+
+/* The factor of a key's row. */
+template <int TYPE> __device__ __forceinline__ float factor_of(const attune_cuda_array &scale, const tile &t, int2 key)
+{
+    if (!HAS_FACTORS<TYPE> || !scale.address)
+        return 1.0f;
+    return ((const float *)scale.address)[key.x * scale.stride[0] + t.h_kv * scale.stride[1] + key.y * scale.stride[2]];
+}
+
+/* Copies the rows of a tile's keys; those of absent ones, and columns from DIM on, become 0. */
+template <int TYPE, int DIM, int CHUNKS>
+__device__ __forceinline__ void load_rows(u32 to, const attune_cuda_view &v, const attune_cuda_array &scale,
+                                          const tile &t, const int2 *keys, float *factors)
+{
+    const byte *from = cached_head<TYPE>(v, t);
+    int thread = thread_index_remat();
+    if constexpr (TYPE == config::DTYPE) {
+        constexpr int ROW_LANES = CHUNK_GROUP<CHUNKS>, STEP = THREADS / ROW_LANES;
+        int chunk = thread % ROW_LANES;
+        bool aligned = view_aligned(v);
 #pragma unroll 4
-    for (int row = thread / ROW_LANES; row < BLOCK_N; row += STEP) {
-        int2 key = keys[row];
-        const element *source = from + (key.x < 0 ? 0 : key.x * v.batch + key.y * v.row) + chunk * PER_CHUNK;
+        for (int row = thread / ROW_LANES; row < BLOCK_N; row += STEP) {
+            int2 key = keys[row];
+            const element *source = (const element *)from + (key.x < 0 ? 0 : row_at(v, key)) + chunk * PER_CHUNK;
 #pragma unroll
-        for (int i = 0; i < CHUNKS; i += ROW_LANES)
-            copy_chunk(to + chunk_offset<CHUNKS>(row, chunk + i), source + i * PER_CHUNK,
-                       key.x >= 0 && (chunk + i) * PER_CHUNK < DIM, aligned);
+            for (int i = 0; i < CHUNKS; i += ROW_LANES)
+                copy_chunk(to + chunk_offset<CHUNKS>(row, chunk + i), source + i * PER_CHUNK,
+                           key.x >= 0 && (chunk + i) * PER_CHUNK < DIM, aligned);
+        }
+    } else if constexpr (CODES) {
+        /* The loads of some chunks, then their codes and factors. */
+        constexpr int ROW_LANES = CHUNK_GROUP<CHUNKS>, STEP = THREADS / ROW_LANES, ALL = CHUNKS / ROW_LANES;
+        constexpr int EACH = ALL <= 4 ? ALL : ALL % 4 == 0 ? 4 : ALL % 3 == 0 ? 3 : ALL % 2 == 0 ? 2 : 1;
+        constexpr int ROWS = EACH < 4 && ALL == EACH && 4 / EACH * STEP <= BLOCK_N ? 4 / EACH : 1;
+        constexpr int FACTORS = HAS_BLOCKS<TYPE> ? DIM / 32 : 1;
+        bool aligned = cache_aligned<TYPE>(v, 8);
+#pragma unroll 1
+        for (int index = thread / ROW_LANES; index < BLOCK_N * (ALL / EACH); index += ROWS * STEP) {
+            int first = index / (ALL / EACH), lane = index % (ALL / EACH) * EACH * ROW_LANES + thread % ROW_LANES;
+            eight<TYPE> x[ROWS][EACH];
+            bool there[ROWS];
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                int row = first + r * STEP;
+                int2 key = row < BLOCK_N ? keys[row] : make_int2(-1, 0);
+                there[r] = key.x >= 0;
+                const byte *source = from + (there[r] ? row_at(v, key) : 0) * TYPE_BYTES<TYPE>;
+                float factor = there[r] ? factor_of<TYPE>(scale, t, key) : 0.0f;
+#pragma unroll
+                for (int i = 0; i < EACH; i++)
+                    if (there[r] && (lane + i * ROW_LANES) * 8 < DIM)
+                        load_eight(x[r][i], source, (lane + i * ROW_LANES) * 8, factor, aligned);
+                    else
+                        x[r][i].factor = 0.0f;
+            }
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                int row = first + r * STEP;
+                if (row >= BLOCK_N)
+                    break;
+#pragma unroll
+                for (int i = 0; i < EACH; i++) {
+                    int chunk = lane + i * ROW_LANES;
+                    bool valid = there[r] && chunk * 8 < DIM;
+                    u32 word[4];
+#pragma unroll
+                    for (int j = 0; j < 4; j++)
+                        word[j] = valid ? codes_of(x[r][i], 2 * j) : 0;
+                    store_shared_4(to + chunk_offset<CHUNKS>(row, chunk), word[0], word[1], word[2], word[3]);
+                    if (HAS_BLOCKS<TYPE> ? chunk % 4 == 0 && chunk * 8 < DIM : chunk == 0)
+                        factors[row * FACTORS + chunk / 4] = x[r][i].factor;
+                }
+            }
+        }
+    } else {
+        /* Eight elements at a time, of float32: two chunks. */
+        constexpr int ROW_LANES = CHUNK_GROUP<CHUNKS> / 2, STEP = THREADS / ROW_LANES;
+        int lane = thread % ROW_LANES;
+        bool aligned = cache_aligned<TYPE>(v, 8);
+#pragma unroll 1
+        for (int row = thread / ROW_LANES; row < BLOCK_N; row += STEP) {
+            int2 key = keys[row];
+            const byte *source = from + (key.x < 0 ? 0 : row_at(v, key)) * TYPE_BYTES<TYPE>;
+            float factor = key.x < 0 ? 0.0f : factor_of<TYPE>(scale, t, key);
+#pragma unroll 4
+            for (int i = lane; i < CHUNKS / 2; i += ROW_LANES) {
+                u32 x[8] = {};
+                if (key.x >= 0 && i * 8 < DIM) {
+                    eight<TYPE> loaded;
+                    load_eight(loaded, source, i * 8, factor, aligned);
+#pragma unroll
+                    for (int j = 0; j < 8; j++)
+                        x[j] = __float_as_uint(value_of(loaded, j));
+                }
+                store_shared_4(to + chunk_offset<CHUNKS>(row, i * 2), x[0], x[1], x[2], x[3]);
+                store_shared_4(to + chunk_offset<CHUNKS>(row, i * 2 + 1), x[4], x[5], x[6], x[7]);
+            }
+        }
     }
     copy_commit();
 }
@@ -186,9 +201,14 @@ __device__ __forceinline__ int warp_row()
     return thread_index_remat() / 32 % ROW_GROUPS * 16;
 }
 
+__device__ __forceinline__ int warp_group()
+{
+    return thread_index_remat() / (32 * ROW_GROUPS);
+}
+
 __device__ __forceinline__ int warp_column()
 {
-    return thread_index_remat() / (32 * ROW_GROUPS) * KEYS;
+    return warp_group() * KEYS;
 }
 
 /* The interval of keys that a row may see. */
@@ -232,6 +252,16 @@ __device__ __forceinline__ range tile_range(const attune_cuda_arguments &a, cons
     return all;
 }
 
+/* That of the tile's part: the tiles of keys are divided evenly. */
+__device__ __forceinline__ range part_range(const range &all, const tile &t)
+{
+    if (t.parts == 1)
+        return all;
+    int first = all.low / BLOCK_N, tiles = max((all.high + BLOCK_N - 1) / BLOCK_N - first, 0);
+    int low = first + (int)((i64)tiles * t.part / t.parts), high = first + (int)((i64)tiles * (t.part + 1) / t.parts);
+    return {max(all.low, low * BLOCK_N), min(all.high, high * BLOCK_N)};
+}
+
 /* Whether a row sees a key, by the bits of its tree; keys before the drafts are seen. */
 __device__ __forceinline__ bool sees_draft(const attune_cuda_serving &s, const tile &t, int query, int kv)
 {
@@ -268,6 +298,34 @@ __device__ __forceinline__ float score_of(const attune_cuda_arguments &a, const 
     return a.scale <= 0.0f ? x * fold_sign(a.scale) : x;
 }
 
+/* The first bits of a NaN may be those of an infinity. */
+__device__ __forceinline__ float whole_nan(float x)
+{
+    return x == x ? x : __int_as_float(0x7fffffff);
+}
+
+/* Eight elements of Q, in parts. */
+__device__ __forceinline__ void copy_q_parts(u32 to, const q_element *from, bool valid, bool aligned)
+{
+    eight<config::Q_DTYPE> x = {};
+    u32 word[Q_PARTS][4];
+    if (valid)
+        load_eight(x, (const byte *)from, 0, 1.0f, aligned);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        float low[Q_PARTS], high[Q_PARTS];
+        split_bf16(low, whole_nan(value_of(x, 2 * i)));
+        split_bf16(high, whole_nan(value_of(x, 2 * i + 1)));
+#pragma unroll
+        for (int part = 0; part < Q_PARTS; part++)
+            word[part][i] = high_halves(low[part], high[part]);
+    }
+#pragma unroll
+    for (int part = 0; part < Q_PARTS; part++)
+        store_shared_4(to + (u32)(part * BLOCK_M * CHUNKS_D * 16), word[part][0], word[part][1], word[part][2],
+                       word[part][3]);
+}
+
 /* 1: the packed rows of Q. */
 __device__ __forceinline__ void load_q(u32 to, const attune_cuda_arguments &a, const tile &t)
 {
@@ -279,8 +337,114 @@ __device__ __forceinline__ void load_q(u32 to, const attune_cuda_arguments &a, c
         tile_coord at = row_coord(a, t, t.row + row);
         bool valid = chunk * PER_CHUNK < HEAD_DIM && t.row + row < t.rows;
         const q_element *from = valid ? base + at.h * a.q.head + at.q * a.q.row + chunk * PER_CHUNK : base;
-        copy_q(to + chunk_offset<CHUNKS_D>(row, chunk), from, valid, aligned);
+        if constexpr (CODES)
+            copy_q_parts(to + chunk_offset<CHUNKS_D>(row, chunk), from, valid, aligned);
+        else
+            copy_q(to + chunk_offset<CHUNKS_D>(row, chunk), from, valid, aligned);
     }
+}
+
+/* 3, of codes: the sums of 32 columns, which may have a factor of their own, are added in float32. factors: of the
+ * warp's first key. */
+__device__ __forceinline__ void multiply_codes(float (&s)[1][N_TILES][4], u32 q, u32 k, int row, const float *factors)
+{
+    int lane = thread_index_remat() % 32;
+    factors += lane % 4 * 2 * K_FACTORS;
+#pragma unroll
+    for (int n = 0; n < N_TILES; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            s[0][n][i] = 0.0f;
+#pragma unroll 1
+    for (int block = 0; block < CHUNKS_D; block += 4) {
+        u32 a[2][Q_PARTS][4];
+#pragma unroll
+        for (int step = 0; step < 2; step++)
+            if (CHUNKS_D % 4 == 0 || block + 2 * step < CHUNKS_D)
+#pragma unroll
+                for (int part = 0; part < Q_PARTS; part++)
+                    load_matrices(a[step][part],
+                                  q + (u32)(part * BLOCK_M * CHUNKS_D * 16) +
+                                      chunk_offset<CHUNKS_D>(row + lane % 16, block + 2 * step + lane / 16));
+#pragma unroll
+        for (int n = 0; n < N_TILES; n += 2) {
+            float sum[2][4] = {};
+#pragma unroll
+            for (int step = 0; step < 2; step++)
+                if (CHUNKS_D % 4 == 0 || block + 2 * step < CHUNKS_D) {
+                    u32 b[4];
+                    load_matrices(b, k + chunk_offset<CHUNKS_D>(n * 8 + lane % 8 + lane / 16 * 8,
+                                                                block + 2 * step + lane / 8 % 2));
+#pragma unroll
+                    for (int part = Q_PARTS - 1; part > 0; part--) {
+                        multiply(sum[0], a[step][part], finite_codes<K_TYPE>(b[0]), finite_codes<K_TYPE>(b[1]));
+                        multiply(sum[1], a[step][part], finite_codes<K_TYPE>(b[2]), finite_codes<K_TYPE>(b[3]));
+                    }
+                    multiply(sum[0], a[step][0], b[0], b[1]);
+                    multiply(sum[1], a[step][0], b[2], b[3]);
+                }
+#pragma unroll
+            for (int j = 0; j < 2; j++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    float factor = HAS_BLOCKS<K_TYPE> ? factors[((n + j) * 8 + i % 2) * K_FACTORS + block / 4] : 1.0f;
+                    s[0][n + j][i] = __fmaf_rn(sum[j][i], factor, s[0][n + j][i]);
+                }
+        }
+    }
+    if (!HAS_BLOCKS<K_TYPE>)
+#pragma unroll
+        for (int n = 0; n < N_TILES; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                s[0][n][i] *= factors[n * 8 + i % 2];
+}
+
+/* 6, of codes: P times the factors of V, in parts. The arguments are those of multiply_pv; factors: of the first key.
+ */
+template <int COUNT>
+__device__ __forceinline__ void multiply_weighted_codes(float (&o)[1][DV_TILES][4], const float (&p)[1][COUNT][4],
+                                                        u32 v, int first, const float *factors)
+{
+    constexpr int TILES = !HAS_BLOCKS<V_TYPE> ? DV_TILES : DV_TILES % 4 == 0 ? 4 : 2; /* that share factors */
+    int lane = thread_index_remat() % 32;
+    factors += lane % 4 * 2 * V_FACTORS;
+#pragma unroll
+    for (int n = 0; n < COUNT; n += 2)
+#pragma unroll
+        for (int from = 0; from < DV_TILES; from += TILES) {
+            u32 a[P_PARTS][4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) { /* rows of i % 2, keys of i / 2 */
+                float low[P_PARTS], high[P_PARTS];
+                const float *of = factors + (n + i / 2) * 8 * V_FACTORS;
+                if (HAS_BLOCKS<V_TYPE>)
+                    of += (first + from) / 4;
+                split_bf16(low, p[0][n + i / 2][i % 2 * 2] * of[0]);
+                split_bf16(high, p[0][n + i / 2][i % 2 * 2 + 1] * of[V_FACTORS]);
+#pragma unroll
+                for (int part = 0; part < P_PARTS; part++)
+                    a[part][i] = high_halves(low[part], high[part]);
+            }
+#pragma unroll
+            for (int d = from; d < from + TILES; d += 2) {
+                u32 b[4];
+                load_matrices_transposed(b, v + chunk_offset<CHUNKS_V>(n * 8 + lane % 16, first + d + lane / 16));
+                float sum[2][4] = {};
+#pragma unroll
+                for (int part = P_PARTS - 1; part > 0; part--) {
+                    multiply(sum[0], a[part], finite_codes<V_TYPE>(b[0]), finite_codes<V_TYPE>(b[1]));
+                    multiply(sum[1], a[part], finite_codes<V_TYPE>(b[2]), finite_codes<V_TYPE>(b[3]));
+                }
+                multiply(sum[0], a[0], b[0], b[1]);
+                multiply(sum[1], a[0], b[2], b[3]);
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    o[0][d][i] += sum[0][i];
+                    o[0][d + 1][i] += sum[1][i];
+                }
+            }
+        }
 }
 
 /* 4: the score and mask hook, for both of the thread's rows. column: the warp's first in the tile of keys at kv0. */
@@ -319,8 +483,7 @@ __device__ __forceinline__ recomputed_element recompute(const attune_cuda_argume
 {
     const q_element *q =
         (const q_element *)a.q.address + t.batch * a.q.batch + at.h * a.q.head + (t.row0 + at.q) * a.q.row;
-    const element *k = (const element *)a.k.address + t.h_kv * a.k.head,
-                  *v = (const element *)a.v.address + t.h_kv * a.v.head + d;
+    const byte *k = cached_head<K_TYPE>(a.k, t), *v = cached_head<V_TYPE>(a.v, t);
     float factor = fold_factor(a.scale);
     recomputed_element r = {0.0f, -ATTUNE_INF, 0.0f};
     range seen = row_range(a, t, at);
@@ -329,14 +492,17 @@ __device__ __forceinline__ recomputed_element recompute(const attune_cuda_argume
         int2 key = key_of(t, s, kv);
         if (key.x < 0 || !allows(a, s, t, at, seen, kv))
             continue;
-        float x = 0.0f;
+        float x = 0.0f, factor_k = factor_of<K_TYPE>(s.k_scale, t, key),
+              factor_v = factor_of<V_TYPE>(s.v_scale, t, key);
+        const byte *k_row = k + row_at(a.k, key) * TYPE_BYTES<K_TYPE>,
+                   *v_row = v + row_at(a.v, key) * TYPE_BYTES<V_TYPE>;
 #pragma unroll 1
         for (int i = 0; i < HEAD_DIM; i++)
-            x = __fmaf_rn(widen_q(q[i]), widen(k[key.x * a.k.batch + key.y * a.k.row + i]), x);
+            x = __fmaf_rn(widen_q(q[i]), load_value<K_TYPE>(k_row, i, factor_k), x);
         x = score_of(a, t, at, kv, x);
         float row_max = fmaxf(r.m, x), base = row_max == -ATTUNE_INF ? 0.0f : row_max;
         float alpha = exp2_fast((r.m - base) * factor), weight = exp2_fast((x - base) * factor);
-        r.o = __fmaf_rn(weight, widen(v[key.x * a.v.batch + key.y * a.v.row]), r.o * alpha);
+        r.o = __fmaf_rn(weight, load_value<V_TYPE>(v_row, d, factor_v), r.o * alpha);
         r.l = r.l * alpha + weight;
         r.m = row_max;
         if (r.o != r.o)
@@ -345,12 +511,71 @@ __device__ __forceinline__ recomputed_element recompute(const attune_cuda_argume
     return r;
 }
 
-/* 7: the warps' results replace the operands in shared memory: O[groups][BLOCK_M][PAD_DV], then m and l. */
+/* 5, where warps divide the columns of O: the maxima of the warp's keys, for the others. */
+__device__ __forceinline__ void store_maxima(float *maxima, const float (&x)[1][N_TILES][4])
+{
+    int lane = thread_index_remat() % 32;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float row_max = -ATTUNE_INF;
+#pragma unroll
+        for (int n = 0; n < N_TILES; n++)
+            row_max = fmaxf(row_max, fmaxf(x[0][n][2 * half], x[0][n][2 * half + 1]));
+        row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffffu, row_max, 1));
+        row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffffu, row_max, 2));
+        if (lane % 4 == 0)
+            maxima[warp_group() * BLOCK_M + warp_row() + lane / 4 + half * 8] = row_max;
+    }
+}
+
+/* The rows' maxima over all keys of the tile; O is rescaled. */
+__device__ __forceinline__ void share_maxima(const float *maxima, float (&o)[1][DV_TILES][4], float (&m)[1][2],
+                                             float (&l)[1][2], float (&base)[1][2], float factor)
+{
+    int row = warp_row() + thread_index_remat() % 32 / 4;
+    float top[1][1][4];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float row_max = -ATTUNE_INF;
+#pragma unroll
+        for (int g = 0; g < KEY_GROUPS; g++)
+            row_max = fmaxf(row_max, maxima[g * BLOCK_M + row + half * 8]);
+        top[0][0][2 * half] = top[0][0][2 * half + 1] = row_max;
+    }
+    softmax_maxima(top, o, m, l, base, factor);
+}
+
+/* The warp's part of P goes to shared memory, from which each warp loads all of its rows. */
+__device__ __forceinline__ void store_p(float *p, const float (&x)[1][N_TILES][4])
+{
+    int lane = thread_index_remat() % 32;
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+        for (int n = 0; n < N_TILES; n++)
+            *(float2 *)&p[(warp_row() + lane / 4 + half * 8) * P_PITCH + warp_column() + n * 8 + lane % 4 * 2] =
+                make_float2(x[0][n][2 * half], x[0][n][2 * half + 1]);
+}
+
+__device__ __forceinline__ void load_p(float (&x)[1][BLOCK_N / 8][4], const float *p)
+{
+    int lane = thread_index_remat() % 32;
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+        for (int n = 0; n < BLOCK_N / 8; n++) {
+            float2 two = *(const float2 *)&p[(warp_row() + lane / 4 + half * 8) * P_PITCH + n * 8 + lane % 4 * 2];
+            x[0][n][2 * half] = two.x, x[0][n][2 * half + 1] = two.y;
+        }
+}
+
+/* 7: the warps' results replace the operands in shared memory: O[O_GROUPS][BLOCK_M][SERVED_DV], then m and l. */
 __device__ __forceinline__ void save_groups(float *o_groups, float *ml_groups, const float (&o)[1][DV_TILES][4],
                                             const float (&m)[1][2], const float (&l)[1][2])
 {
     int lane = (int)threadIdx.x % 32;
-    int to = (int)threadIdx.x / (32 * ROW_GROUPS) * BLOCK_M + warp_row() + lane / 4;
+    int group = (int)threadIdx.x / (32 * ROW_GROUPS), row = warp_row() + lane / 4;
+    int to = SHARED_P ? row : group * BLOCK_M + row, column = (SHARED_P ? group * DV_TILES * 8 : 0) + lane % 4 * 2;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float sum = l[0][half];
@@ -358,10 +583,10 @@ __device__ __forceinline__ void save_groups(float *o_groups, float *ml_groups, c
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
 #pragma unroll
         for (int d = 0; d < DV_TILES; d++)
-            *(float2 *)&o_groups[(to + half * 8) * PAD_DV + d * 8 + lane % 4 * 2] =
+            *(float2 *)&o_groups[(to + half * 8) * SERVED_DV + d * 8 + column] =
                 make_float2(o[0][d][half * 2], o[0][d][half * 2 + 1]);
-        if (lane % 4 == 0)
-            *(float2 *)&ml_groups[(to + half * 8) * 2] = make_float2(m[0][half], sum);
+        if (lane % 4 == 0 && group < KEY_GROUPS)
+            *(float2 *)&ml_groups[(group * BLOCK_M + row + half * 8) * 2] = make_float2(m[0][half], sum);
     }
 }
 
@@ -377,12 +602,44 @@ __device__ __forceinline__ recomputed_element merge_groups(const float *o, const
     for (int g = 0; g < KEY_GROUPS; g++) {
         float weight = exp2_fast((ml[(g * BLOCK_M + row) * 2] - base) * factor);
         x.l += ml[(g * BLOCK_M + row) * 2 + 1] * weight;
-        x.o += o[(g * BLOCK_M + row) * PAD_DV + d] * weight;
+        if (g < O_GROUPS)
+            x.o += o[(g * BLOCK_M + row) * SERVED_DV + d] * weight;
     }
     return x;
 }
 
-/* Merges the warps' results, and stores O and LSE. */
+/* Adds the sink of a head, a logit in the denominator alone. `most` becomes the larger of it and the row's maximum,
+ * both in natural units, to which O and the sum are then relative. */
+__device__ __forceinline__ void add_sink(recomputed_element &x, float &most, const attune_cuda_serving &s, int h)
+{
+    if (!s.sinks.address)
+        return;
+    float sink = ((const float *)s.sinks.address)[h * s.sinks.stride[0]], row_max = most;
+    most = fmaxf(most, sink);
+    float base = most == -ATTUNE_INF ? 0.0f : most, weight = exp2_fast((row_max - base) * ATTUNE_LOG2E);
+    x.o *= weight;
+    x.l = x.l * weight + exp2_fast((sink - base) * ATTUNE_LOG2E);
+}
+
+/* Stores an element of O, and LSE. */
+__device__ __forceinline__ void finish(const attune_cuda_arguments &a, const attune_cuda_serving &s, const tile &t,
+                                       const tile_coord &at, int d, recomputed_element x, float factor)
+{
+    if ((HAVE_MASK || config::TREE) && !finite(x.o) && finite(x.l)) {
+        recomputed_element again = recompute(a, s, t, at, d);
+        /* Scalar products round differently than the tensor cores: divide by the sum of the recomputed weights, and
+         * scale by the one that the row is normalised with. */
+        x.o = again.l == 0.0f ? again.o : again.o * (x.l / again.l);
+    }
+    tile_coord to = {t.batch, at.h, at.h_kv, t.row0 + at.q};
+    float row_max = x.m * (factor * ATTUNE_LN2), most = row_max, row_sum = x.l;
+    add_sink(x, most, s, at.h);
+    store_column(a, to, d, x.o, x.l);
+    if (!d)
+        store_state(a, to, most, x.l, row_max, row_sum);
+}
+
+/* Merges the warps' results, and stores those of the tile, or of its part. */
 __device__ __forceinline__ void store(const float *o, const float *ml, const attune_cuda_arguments &a,
                                       const attune_cuda_serving &s, const tile &t, float factor)
 {
@@ -391,38 +648,68 @@ __device__ __forceinline__ void store(const float *o, const float *ml, const att
         int row = i / HEAD_DIM_V, d = i - row * HEAD_DIM_V;
         if (t.row + row >= t.rows)
             break;
-        tile_coord at = row_coord(a, t, t.row + row);
         recomputed_element x = merge_groups(o, ml, row, d, factor);
-        if ((HAVE_MASK || config::TREE) && !finite(x.o) && finite(x.l)) {
-            recomputed_element again = recompute(a, s, t, at, d);
-            /* Scalar products round differently than the tensor cores: divide by the sum of the recomputed weights, and
-             * scale by the one that the row is normalised with. */
-            x.o = again.l == 0.0f ? again.o : again.o * (x.l / again.l);
-        }
-        store_element(a, {t.batch, at.h, at.h_kv, t.row0 + at.q}, d, x.o, x.m, x.l, factor);
+        if (config::PARTS && t.parts > 1)
+            store_partial(part_at(s, t, t.part), row, d, x);
+        else
+            finish(a, s, t, row_coord(a, t, t.row + row), d, x, factor);
     }
 }
 
-/* ----------------------------------------------------------------------------------------------------------- kernel */
+/* Stores the sums of the parts. */
+__device__ __forceinline__ void store_parts(const attune_cuda_arguments &a, const attune_cuda_serving &s, const tile &t,
+                                            float factor)
+{
+#pragma unroll 1
+    for (int i = (int)threadIdx.x * 4; i < BLOCK_M * HEAD_DIM_V; i += THREADS * 4) {
+        int row = i / HEAD_DIM_V, d = i - row * HEAD_DIM_V;
+        if (t.row + row >= t.rows)
+            break;
+        tile_coord at = row_coord(a, t, t.row + row);
+        four_columns sum = add_parts(s, t, row, d, factor);
+        finish(a, s, t, at, d, {sum.o.x, sum.m, sum.l}, factor);
+        finish(a, s, t, at, d + 1, {sum.o.y, sum.m, sum.l}, factor);
+        finish(a, s, t, at, d + 2, {sum.o.z, sum.m, sum.l}, factor);
+        finish(a, s, t, at, d + 3, {sum.o.w, sum.m, sum.l}, factor);
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------------- kernels */
+
+/* Finds the rows of item or tile `index`. */
+__device__ __forceinline__ bool find_tile(tile &t, const attune_cuda_arguments &a, const attune_cuda_serving &s,
+                                          int index)
+{
+    if constexpr (config::PARTS)
+        return find_item(t, a, s, index);
+    else
+        return find_rows(t, a, s, index);
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attune_serving_sm80(const __grid_constant__ attune_cuda_arguments a, const __grid_constant__ attune_cuda_serving s)
 {
     extern __shared__ __align__(128) unsigned char memory[];
-    constexpr attune_cuda_forward_sm80_layout AT = attune_cuda_serving_sm80(TILE);
+    constexpr attune_cuda_serving_sm80_layout AT = attune_cuda_serving_sm80(SERVED);
     static_assert(planned(AT.size));
-    u32 q_tile = shared_address(memory) + AT.q, k_tile = q_tile + (AT.k - AT.q), v_tile = k_tile + (AT.v - AT.k);
-    int2 *keys = (int2 *)(memory + AT.state); /* of two tiles */
+    u32 q_tile = shared_address(memory), k_tile = q_tile + AT.k, v_tile = q_tile + AT.v;
+    int2 *keys = (int2 *)(memory + AT.keys); /* of two tiles */
+    float *maxima = (float *)(memory + AT.maxima), *p = (float *)(memory + AT.p);
+    float *k_factors = (float *)(memory + AT.k_factors), *v_factors = (float *)(memory + AT.v_factors);
     tile &t = *(tile *)(memory + AT.size - ATTUNE_CUDA_SERVING_TILE);
     float factor = uniform(fold_factor(a.scale));
     tile found;
     /* A grid has fewer than 2^31 CTAs: tiles from there on are of sequences that claim the same rows. */
-    for (u32 index = (u32)block_here(); (int)index >= 0 && find_rows(found, a, s, (int)index);
+    for (u32 index = (u32)block_here(); (int)index >= 0 && find_tile(found, a, s, (int)index);
          index += (u32)grid_here()) {
+        if (config::PARTS && found.row >= found.rows)
+            continue;
         find_keys(found, a, s);
         if (threadIdx.x == 0)
             t = found;
         range seen = tile_range(a, found);
+        if (config::PARTS)
+            seen = part_range(seen, found);
         int kv = uniform(seen.low / BLOCK_N * BLOCK_N), end = uniform(seen.high), parity = 0;
         float o[1][DV_TILES][4] = {}, m[1][2] = {{-ATTUNE_INF, -ATTUNE_INF}}, l[1][2] = {};
 
@@ -430,7 +717,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         next_keys next;
         fetch_keys(next, found, s, kv);
         bool absent_next = __syncthreads_or(store_keys(next, keys));
-        load_rows<HEAD_DIM, CHUNKS_D>(k_tile, a.k, t, keys);
+        load_rows<K_TYPE, HEAD_DIM, CHUNKS_D>(k_tile, a.k, s.k_scale, t, keys, k_factors);
         fetch_keys(next, t, s, kv + BLOCK_N);
         for (; kv < end; kv += BLOCK_N) {
             const int2 *here = keys + parity;
@@ -441,24 +728,73 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             copy_wait<0>();
             bool some = store_keys(next, keys + parity);
             absent_next = __syncthreads_or(some);
-            load_rows<HEAD_DIM_V, CHUNKS_DV>(v_tile, a.v, t, here);
+            if (!ONE_BUFFER)
+                load_rows<V_TYPE, HEAD_DIM_V, CHUNKS_V>(v_tile, a.v, s.v_scale, t, here, v_factors);
             fetch_keys(next, t, s, kv + 2 * BLOCK_N);
             /* 3, 4: S, then score and mask. */
-            multiply_qk(x, q_tile, k_tile + (u32)(warp_column() * CHUNKS_D * 16), warp_row());
-            hook(x, a, s, t, kv, t.row + warp_row() + thread_index_remat() % 32 / 4, warp_column(), here, absent);
+            if (!SHARED_P || warp_group() < KEY_GROUPS) {
+                u32 k = k_tile + (u32)(warp_column() * CHUNKS_D * 16);
+                if constexpr (CODES)
+                    multiply_codes(x, q_tile, k, warp_row(), k_factors + warp_column() * K_FACTORS);
+                else
+                    multiply_qk(x, q_tile, k, warp_row());
+                hook(x, a, s, t, kv, t.row + warp_row() + thread_index_remat() % 32 / 4, warp_column(), here, absent);
+                if (SHARED_P)
+                    store_maxima(maxima, x);
+            }
             copy_wait<0>();
             __syncthreads();
-            if (kv + BLOCK_N < end)
-                load_rows<HEAD_DIM, CHUNKS_D>(k_tile, a.k, t, keys + parity);
+            if (ONE_BUFFER)
+                load_rows<V_TYPE, HEAD_DIM_V, CHUNKS_V>(v_tile, a.v, s.v_scale, t, here, v_factors);
+            else if (kv + BLOCK_N < end)
+                load_rows<K_TYPE, HEAD_DIM, CHUNKS_D>(k_tile, a.k, s.k_scale, t, keys + parity, k_factors);
             /* 5, 6: online softmax, O += P V. */
-            softmax(x, o, m, l, factor);
-            multiply_pv(o, x, v_tile + (u32)(warp_column() * CHUNKS_DV * 16));
+            if constexpr (SHARED_P) {
+                float base[1][2], all[1][BLOCK_N / 8][4];
+                share_maxima(maxima, o, m, l, base, factor);
+                if (warp_group() < KEY_GROUPS) {
+#pragma unroll
+                    for (int n = 0; n < N_TILES; n++)
+                        softmax_exp(x, l, base, factor, n);
+                    store_p(p, x);
+                }
+                if (ONE_BUFFER)
+                    copy_wait<0>();
+                __syncthreads();
+                load_p(all, p);
+                if constexpr (CODES)
+                    multiply_weighted_codes(o, all, v_tile, warp_group() * DV_TILES, v_factors);
+                else
+                    multiply_pv<CHUNKS_V>(o, all, v_tile, warp_group() * DV_TILES);
+            } else {
+                softmax(x, o, m, l, factor);
+                u32 v = v_tile + (u32)(warp_column() * CHUNKS_V * 16);
+                if constexpr (CODES)
+                    multiply_weighted_codes(o, x, v, 0, v_factors + warp_column() * V_FACTORS);
+                else
+                    multiply_pv(o, x, v);
+            }
+            if (ONE_BUFFER) {
+                __syncthreads();
+                if (kv + BLOCK_N < end)
+                    load_rows<K_TYPE, HEAD_DIM, CHUNKS_D>(k_tile, a.k, s.k_scale, t, keys + parity, k_factors);
+            }
         }
         copy_wait<0>();
         __syncthreads();
         save_groups((float *)memory, (float *)(memory + AT.ml), o, m, l);
         __syncthreads();
         store((const float *)memory, (const float *)(memory + AT.ml), a, s, t, factor);
+        if (config::PARTS && t.parts > 1 && last_of_parts(a, s, t))
+            store_parts(a, s, t, factor);
         __syncthreads();
     }
+}
+
+/* Of a step, with config::PARTS. */
+extern "C" __global__ void __launch_bounds__(SCHEDULE_THREADS)
+    attune_schedule_sm80(const __grid_constant__ attune_cuda_arguments a, const __grid_constant__ attune_cuda_serving s)
+{
+    extern __shared__ __align__(128) unsigned char memory[];
+    make_schedule(a, s, (schedule_sums *)memory);
 }

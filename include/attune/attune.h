@@ -193,7 +193,7 @@ typedef enum attune_dtype {
     ATTUNE_I64 = 6,  /* captures, read as i32, and slots of attune_append */
     ATTUNE_U8 = 7,   /* captures only; read as i32 */
     ATTUNE_BOOL = 8, /* captures only; one byte, non-zero is true */
-    /* Keys and values of a cache (attune_cache) only, on the CPU, Vulkan and OpenCL: */
+    /* Keys and values of a cache (attune_cache) only: */
     ATTUNE_F8E4M3 = 9, /* OCP FP8: no infinity */
     ATTUNE_F8E5M2 = 10,
     ATTUNE_I8 = 11,
@@ -717,7 +717,7 @@ typedef struct attune_problem {
     uint32_t struct_size;
     attune_direction direction;
     attune_dtype dtype;       /* of q, k, v and o: ATTUNE_F32, F16, BF16, or F64 on the CPU; 0 = ATTUNE_F32 */
-    uint32_t head_dim;        /* of q and k: a multiple of 8, 8 to 576; above 256: CPU, Vulkan forward, OpenCL caches */
+    uint32_t head_dim;        /* of q and k: a multiple of 8, 8 to 576; above 256: CPU, Vulkan forward; caches */
     uint32_t head_dim_v;      /* of v and o, likewise, to 512; 0 = head_dim */
     int64_t batch;            /* 0 = 1 */
     int64_t kv_batch;         /* batch, or 1: k and v broadcast; 0 = batch */
@@ -751,7 +751,7 @@ typedef struct attune_problem {
      */
     attune_dtype kv_dtype; /* of k and v (and d_k and d_v); 0 = dtype */
     attune_dtype o_dtype;  /* of o (and d_o); 0 = dtype */
-    bool sinks;            /* calls pass sinks (attune_forward_args.sinks); CPU, Vulkan forward, OpenCL caches */
+    bool sinks;            /* calls pass sinks (attune_forward_args.sinks); CPU, Vulkan forward; caches */
     /*
      * Serving: calls pass a cache and a batch of sequences (attune_cache, attune_batch) instead of k, v and a mask; on
      * the CPU, Vulkan, CUDA and OpenCL, forward, without segments. tokens is the most rows of q in a call, over all

@@ -282,8 +282,10 @@ static attune_status check_schedule(const attune_plan *plan, const attune_forwar
     if (!buffer)
         return ATTUNE_OK;
     if (!wanted)
-        return attune__fail(ATTUNE_UNSUPPORTED, "args.schedule is set, but device %s has no schedules: leave it NULL",
-                            plan->device->info.id);
+        return attune__fail(
+            ATTUNE_UNSUPPORTED,
+            "args.schedule is set, but the plan has none on device %s (attune_plan_schedule_size): leave it NULL",
+            plan->device->info.id);
     if (buffer->device != plan->device)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.schedule belongs to device %s, the plan to device %s",
                             buffer->device->info.id, plan->device->info.id);

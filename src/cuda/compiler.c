@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/library.h"
 #include "base/threads.h"
+#include "cuda/arguments.h"
 #include "cuda/family.h"
 #include "cuda/sources.h"
 #include "expr/print.h"
@@ -535,10 +536,13 @@ static void add_tile(attune__cuda_kernel *kernel, const attune__program_desc *de
     attune__cuda_define(kernel, "SHARED_MEMORY", attune__cuda_shared_memory(desc, role));
 }
 
-/* cuda/arguments.h */
-static uint32_t dtype_number(attune_dtype dtype)
+uint32_t attune__cuda_dtype_number(attune_dtype dtype)
 {
-    return dtype == ATTUNE_F16 ? 1 : dtype == ATTUNE_BF16 ? 2 : 3;
+    static const uint8_t numbers[] = {
+        [ATTUNE_F16] = ATTUNE_CUDA_F16,       [ATTUNE_BF16] = ATTUNE_CUDA_BF16,     [ATTUNE_F32] = ATTUNE_CUDA_F32,
+        [ATTUNE_F8E4M3] = ATTUNE_CUDA_F8E4M3, [ATTUNE_F8E5M2] = ATTUNE_CUDA_F8E5M2, [ATTUNE_I8] = ATTUNE_CUDA_I8,
+        [ATTUNE_Q8_0] = ATTUNE_CUDA_Q8_0,     [ATTUNE_Q4_0] = ATTUNE_CUDA_Q4_0};
+    return numbers[dtype];
 }
 
 attune_status attune__cuda_specialise(const attune_allocator *allocator, const attune__program_desc *desc,
@@ -550,11 +554,12 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
     ATTUNE__TRY(attune__cuda_entry_of(desc, role, &family, &entry));
     /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): entry_of succeeded */
     *kernel = begin_kernel(entry.file, architecture, role == ATTUNE__CUDA_DELTA ? "" : family->suffix);
-    attune__cuda_define(kernel, "DTYPE", dtype_number(s->k_dtype));
-    if (s->q_dtype != s->k_dtype)
-        attune__cuda_define(kernel, "Q_DTYPE", dtype_number(s->q_dtype));
-    if (s->o_dtype != s->k_dtype)
-        attune__cuda_define(kernel, "O_DTYPE", dtype_number(s->o_dtype));
+    const attune_dtype operand = attune__cuda_operand(s);
+    attune__cuda_define(kernel, "DTYPE", attune__cuda_dtype_number(operand));
+    if (s->q_dtype != operand)
+        attune__cuda_define(kernel, "Q_DTYPE", attune__cuda_dtype_number(s->q_dtype));
+    if (s->o_dtype != operand)
+        attune__cuda_define(kernel, "O_DTYPE", attune__cuda_dtype_number(s->o_dtype));
     attune__cuda_define(kernel, "HEAD_DIM", s->head_dim);
     attune__cuda_define(kernel, "HEAD_DIM_V", s->head_dim_v);
     if (role == ATTUNE__CUDA_DELTA)

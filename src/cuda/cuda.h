@@ -22,6 +22,7 @@
 #include "backend.h"
 #include "cuda/arguments.h"
 #include "cuda/driver.h"
+#include "plan/family_cuda.h"
 
 /* Events of a queue. A wait for a value that is older than all of them also waits for some later launches. */
 #define ATTUNE__CUDA_EVENTS 64
@@ -140,6 +141,9 @@ typedef struct attune__cuda_program {
     bool ordered;                    /* backward: ordered accumulation */
     attune__cu_function combine;     /* decode with more than one split */
     uint32_t packed_heads, split;    /* decode */
+    attune__cu_function schedule;    /* serving, with parts of the keys */
+    attune__cuda_parts parts;        /* likewise */
+    uint32_t resident;               /* likewise: CTAs that run at once */
     const attune_expr *mask, *score; /* borrowed from the plan */
 } attune__cuda_program;
 
@@ -153,12 +157,19 @@ attune_status attune__cuda_decode(const attune__program *program, attune_queue *
 /* As forward, over a cache. Needs the current context. */
 attune_status attune__cuda_serve(const attune__cuda_program *program, attune__cuda_queue *queue,
                                  const attune__forward *call, uint64_t *value);
+uint64_t attune__cuda_schedule_size(const attune__program *program);
+attune_status attune__cuda_schedule(const attune__program *program, attune_queue *queue, const attune__forward *call,
+                                    uint64_t *value);
 attune_status attune__cuda_backward(const attune__program *program, attune_queue *queue, const attune__backward *call,
                                     uint64_t *value);
+/* A further function of a loaded module. */
+attune_status attune__cuda_function(attune__cuda_device *device, attune__cu_module module, const char *name,
+                                    attune__cu_function *function);
 /* Loads the rest of a backward program after its kernels. */
 attune_status attune__cuda_backward_load(attune__cuda_program *program, const attune__program_desc *desc);
-/* Loads the rest of a decode program after its kernel. */
+/* Loads the rest of a decode program, or one of serving, after its kernel. */
 attune_status attune__cuda_decode_load(attune__cuda_program *program, const attune__program_desc *desc);
+attune_status attune__cuda_serving_load(attune__cuda_program *program, const attune__program_desc *desc);
 
 /* The arguments of a call, for any kernel of the program. */
 attune_cuda_arguments attune__cuda_arguments_of(const attune__cuda_program *program, const attune__forward *call);

@@ -14,12 +14,7 @@ attune_status attune__cuda_decode_load(attune__cuda_program *program, const attu
     program->split = desc->choice->split_kv;
     if (program->split < 2)
         return ATTUNE_OK;
-    ATTUNE__TRY(attune__cuda_enter(device));
-    const attune_status status = attune__cuda_check(
-        device, device->driver.module_function(&program->combine, program->kernel.module, "attune_combine_sm80"),
-        "cuModuleGetFunction");
-    attune__cuda_leave(device);
-    return status;
+    return attune__cuda_function(device, program->kernel.module, "attune_combine_sm80", &program->combine);
 }
 
 /* A mask's lists may differ by head although its expression does not. The plan knows the expression only, so that the

@@ -24,6 +24,16 @@ static attune_status load(attune__cuda_device *device, attune__cuda_loaded *kern
         "cuFuncSetAttribute");
 }
 
+attune_status attune__cuda_function(attune__cuda_device *device, attune__cu_module module, const char *name,
+                                    attune__cu_function *function)
+{
+    ATTUNE__TRY(attune__cuda_enter(device));
+    const attune_status status =
+        attune__cuda_check(device, device->driver.module_function(function, module, name), "cuModuleGetFunction");
+    attune__cuda_leave(device);
+    return status;
+}
+
 /* One of a plan's kernels while it is being created. */
 typedef struct part {
     attune__cuda_loaded *kernel;
@@ -148,6 +158,8 @@ attune_status attune__cuda_programs_create(attune_device *device, const attune__
         attune__cuda_program *made = (attune__cuda_program *)programs[i];
         if (descs[i].choice->decode)
             ATTUNE__TRY(attune__cuda_decode_load(made, &descs[i]));
+        if (descs[i].shape->tokens)
+            ATTUNE__TRY(attune__cuda_serving_load(made, &descs[i]));
         if (descs[i].choice->direction == ATTUNE_BACKWARD)
             ATTUNE__TRY(attune__cuda_backward_load(made, &descs[i]));
     }

@@ -1,8 +1,26 @@
 /* SPDX-License-Identifier: MIT */
-/* The hot call over a cache: one launch, of whose integers the host reads none. */
+/* The hot call over a cache: one launch, of whose integers the host reads none. Where the keys may be computed in
+ * parts, a second one before it makes the schedule, unless the caller has it from attune_schedule. */
 #include "cuda/cuda.h"
 
 #include "base/error.h"
+#include "base/hash.h"
+#include "cuda/layout_sm80.h"
+
+attune_status attune__cuda_serving_load(attune__cuda_program *program, const attune__program_desc *desc)
+{
+    attune__cuda_device *device = attune__cuda_of(program->base.device);
+    program->resident = device->base.info.limits.compute_units * desc->choice->occupancy;
+    program->parts = attune__cuda_serving_parts(desc->shape, desc->choice->block_m, program->resident);
+    if (!program->parts.slots)
+        return ATTUNE_OK;
+    if (program->parts.workspace > desc->choice->workspace)
+        return attune__fail(ATTUNE_INTERNAL,
+                            "the parts of keys need a workspace of %llu bytes, the plan has %llu: it was made for a "
+                            "device of fewer compute units",
+                            (unsigned long long)program->parts.workspace, (unsigned long long)desc->choice->workspace);
+    return attune__cuda_function(device, program->kernel.module, "attune_schedule_sm80", &program->schedule);
+}
 
 static attune_cuda_array array_of(const attune_tensor *tensor)
 {
@@ -27,6 +45,9 @@ static attune_cuda_serving serving_of(const attune__forward *call)
         .pages = array_of(&s->pages),
         .pages_start = array_of(&s->pages_start),
         .tree = array_of(&s->tree),
+        .sinks = array_of(&call->sinks),
+        .k_scale = array_of(&s->k_scale),
+        .v_scale = array_of(&s->v_scale),
         .tokens = (int)attune__serving_size(call->q.size[2]),
         .pool = (int)sizes.pool,
         .page = (int)sizes.page,
@@ -78,28 +99,95 @@ static int64_t most_tiles(const attune__forward *call, int64_t block_m)
     return call->serving->packed && all < each * call->batch ? all : each * call->batch;
 }
 
+/* What the schedule depends on besides the lengths. */
+static int key_of(const attune__cuda_program *program, const attune__forward *call)
+{
+    const int64_t all[] = {call->batch,          call->heads,      call->kv_heads, call->q_len, program->kernel.block_m,
+                           program->parts.slots, program->resident};
+    attune__hash hash = attune__hash_begin();
+    attune__hash_bytes(&hash, all, sizeof all);
+    return (int)(hash.lane[0] & INT32_MAX);
+}
+
+static void set_parts(const attune__cuda_program *program, const attune__forward *call, attune_cuda_serving *serving)
+{
+    const attune__serving *s = call->serving;
+    if (!program->parts.slots)
+        return;
+    const attune__cu_pointer own = call->workspace ? attune__cuda_pointer(call->workspace) + call->workspace_offset : 0;
+    serving->schedule = s->schedule ? attune__cuda_pointer(s->schedule) + s->schedule_offset : own;
+    serving->parts = own + program->parts.schedule;
+    serving->slots = (int)program->parts.slots;
+    serving->resident = (int)program->resident;
+    serving->schedule_key = key_of(program, call);
+}
+
+static attune_status check(const attune__cuda_program *program, const attune__forward *call,
+                           const attune_cuda_serving *serving)
+{
+    ATTUNE__TRY(check_counts(call, serving));
+    const int64_t most = ATTUNE__CUDA_MOST_BLOCKS - (int64_t)program->resident;
+    if (most_tiles(call, program->kernel.block_m) > most / call->kv_heads)
+        return attune__fail(ATTUNE_UNSUPPORTED,
+                            "batch %lld, heads %lld and %lld rows of q make more than %lld workgroups: cut the batch",
+                            (long long)call->batch, (long long)call->heads, (long long)call->q.size[2],
+                            (long long)most);
+    return ATTUNE_OK;
+}
+
+static attune__cu_result launch_schedule(const attune__cuda_program *program, const attune__cuda_queue *queue,
+                                         void **parameters)
+{
+    return attune__cuda_of(program->base.device)
+        ->driver.launch(program->schedule, 1, 1, 1, ATTUNE_CUDA_SCHEDULE_THREADS, 1, 1, ATTUNE_CUDA_SCHEDULE_SHARED,
+                        queue->stream, parameters, NULL);
+}
+
 attune_status attune__cuda_serve(const attune__cuda_program *program, attune__cuda_queue *queue,
                                  const attune__forward *call, uint64_t *value)
 {
     attune__cuda_device *device = attune__cuda_of(program->base.device);
     const attune__cuda_loaded *kernel = &program->kernel;
-    const int64_t tiles = most_tiles(call, kernel->block_m);
     attune_cuda_arguments arguments = attune__cuda_arguments_of(program, call);
     attune_cuda_serving serving = serving_of(call);
     void *parameters[] = {&arguments, &serving};
-    attune_status status = check_counts(call, &serving);
-    if (status == ATTUNE_OK && tiles > ATTUNE__CUDA_MOST_BLOCKS / call->kv_heads)
-        status = attune__fail(
-            ATTUNE_UNSUPPORTED, "batch %lld, heads %lld and %lld rows of q make more than %d workgroups: cut the batch",
-            (long long)call->batch, (long long)call->heads, (long long)call->q.size[2], ATTUNE__CUDA_MOST_BLOCKS);
-    if (status == ATTUNE_OK)
-        status = attune__cuda_queue_begin(queue, call->seconds != NULL);
-    if (status != ATTUNE_OK)
-        return status;
-    status = attune__cuda_check(device,
-                                device->driver.launch(kernel->function, (unsigned)(tiles * call->kv_heads), 1, 1,
-                                                      kernel->threads, 1, 1, kernel->shared_memory, queue->stream,
-                                                      parameters, NULL),
-                                "cuLaunchKernel");
-    return attune__cuda_queue_end(queue, status, value, call->seconds);
+    set_parts(program, call, &serving);
+    ATTUNE__TRY(check(program, call, &serving));
+    /* The schedule makes at most as many further items of parts. */
+    const int64_t grid =
+        most_tiles(call, kernel->block_m) * call->kv_heads + (serving.slots ? (int64_t)program->resident : 0);
+    ATTUNE__TRY(attune__cuda_queue_begin(queue, call->seconds != NULL));
+    attune__cu_result result = CU_SUCCESS;
+    if (serving.slots && !call->serving->schedule)
+        result = launch_schedule(program, queue, parameters);
+    if (result == CU_SUCCESS)
+        result = device->driver.launch(kernel->function, (unsigned)grid, 1, 1, kernel->threads, 1, 1,
+                                       kernel->shared_memory, queue->stream, parameters, NULL);
+    return attune__cuda_queue_end(queue, attune__cuda_check(device, result, "cuLaunchKernel"), value, call->seconds);
+}
+
+uint64_t attune__cuda_schedule_size(const attune__program *program)
+{
+    return ((const attune__cuda_program *)program)->parts.schedule;
+}
+
+attune_status attune__cuda_schedule(const attune__program *program, attune_queue *queue, const attune__forward *call,
+                                    uint64_t *value)
+{
+    const attune__cuda_program *mine = (const attune__cuda_program *)program;
+    attune__cuda_device *device = attune__cuda_of(program->device);
+    attune__cuda_queue *stream = (attune__cuda_queue *)queue;
+    attune_cuda_arguments arguments = attune__cuda_arguments_of(mine, call);
+    attune_cuda_serving serving = serving_of(call);
+    void *parameters[] = {&arguments, &serving};
+    set_parts(mine, call, &serving);
+    ATTUNE__TRY(check(mine, call, &serving));
+    ATTUNE__TRY(attune__cuda_enter(device));
+    attune_status status = attune__cuda_queue_begin(stream, call->seconds != NULL);
+    if (status == ATTUNE_OK) {
+        status = attune__cuda_check(device, launch_schedule(mine, stream, parameters), "cuLaunchKernel");
+        status = attune__cuda_queue_end(stream, status, value, call->seconds);
+    }
+    attune__cuda_leave(device);
+    return status;
 }

@@ -95,7 +95,7 @@ static const char *matrix_name(uint32_t missing)
 static const char *reject_feature(const attune__family *family, const attune__search *search, char *why, size_t size)
 {
     const attune__shape *s = search->shape;
-    if (s->sinks && !family->sinks)
+    if (s->sinks && !family->sinks && !(s->tokens && family->serve_sinks))
         return "it adds no sinks (problem.sinks)";
     if (s->tokens && !family->serving)
         return "it reads no cache (problem.tokens)";
@@ -103,7 +103,7 @@ static const char *reject_feature(const attune__family *family, const attune__se
         return "it reads caches alone (problem.tokens)";
     if (s->split_keys && !family->fixed_splits)
         return "it has no fixed splits of the keys (problem.split_keys)";
-    if (family->wide_heads || (s->head_dim <= 256 && s->head_dim_v <= 256))
+    if (family->wide_heads || (s->tokens && family->serve_wide) || (s->head_dim <= 256 && s->head_dim_v <= 256))
         return NULL;
     snprintf(why, size, "its head dimensions are at most 256: here they are %u and %u", s->head_dim, s->head_dim_v);
     return why;

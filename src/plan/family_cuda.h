@@ -32,16 +32,45 @@ static inline uint32_t attune__cuda_registers(const attune__shape *s)
     return 48 + (s->score_expr ? 4u : 0u) + (s->mask_expr ? 3u : 0u);
 }
 
+/* Over a cache, whether both k and v are quantised: the products have their codes, in bf16. */
+static inline bool attune__cuda_codes(const attune__shape *s)
+{
+    const uint32_t quantised = ATTUNE__CACHE_DTYPES & ~ATTUNE__DENSE_DTYPES;
+    return quantised >> s->k_dtype & quantised >> s->v_dtype & 1;
+}
+
+/* The type of the operands of the products: that of k and v, bf16 for codes, and f32 for a mix of types. */
+static inline attune_dtype attune__cuda_operand(const attune__shape *s)
+{
+    return attune__cuda_codes(s) ? ATTUNE_BF16 : s->k_dtype == s->v_dtype ? s->k_dtype : ATTUNE_F32;
+}
+
+/* Factors of a row of k or v, of codes. */
+static inline uint32_t attune__cuda_factors(const attune__shape *s, attune_dtype dtype, uint32_t columns)
+{
+    return !attune__cuda_codes(s) ? 0 : attune_dtype_block(dtype) > 1 ? columns / attune_dtype_block(dtype) : 1;
+}
+
+static inline bool attune__cuda_wide(const attune__shape *s)
+{
+    return attune__cuda_operand(s) == ATTUNE_F32;
+}
+
 /* The parameters of a layout of shared memory. The sides of the tile are the caller's. */
 static inline attune_cuda_tile attune__cuda_tile(const attune__shape *s, uint32_t m, uint32_t n, uint32_t warps,
                                                  uint32_t stages)
 {
-    return (attune_cuda_tile){.element = attune__dtype_bytes(s),
+    return (attune_cuda_tile){.element = attune__cuda_wide(s) ? 4 : 2,
                               .head_dim = s->head_dim,
                               .head_dim_v = s->head_dim_v,
                               .block_m = m,
                               .block_n = n,
                               .warps = warps,
+                              .q_parts = !attune__cuda_codes(s) || s->q_dtype == ATTUNE_BF16 ? 1
+                                         : s->q_dtype == ATTUNE_F16                          ? 2
+                                                                                             : 3,
+                              .k_factors = attune__cuda_factors(s, s->k_dtype, s->head_dim),
+                              .v_factors = attune__cuda_factors(s, s->v_dtype, s->head_dim_v),
                               .stages = stages};
 }
 
@@ -77,6 +106,18 @@ bool attune__cuda_separate_dk_dv(const attune__shape *shape);
 
 /* Shared memory of the kernel for dK and dV, and of the one for dQ. */
 void attune__cuda_sm80_backward_bytes(const attune__shape *shape, const attune_plan_choice *choice, uint32_t bytes[2]);
+
+/*
+ * Calls over a cache: keys are computed in parts where the plan's longest sequence has enough of them. The schedule,
+ * which the caller may keep, or which is at the beginning of the workspace; and partial results, which follow it.
+ * resident: CTAs that run at once.
+ */
+typedef struct attune__cuda_parts {
+    uint32_t slots;               /* partial results that there is room for; 0 = no parts */
+    uint64_t schedule, workspace; /* bytes, multiples of 256 */
+} attune__cuda_parts;
+bool attune__cuda_has_parts(const attune__shape *shape);
+attune__cuda_parts attune__cuda_serving_parts(const attune__shape *shape, uint32_t block_m, uint32_t resident);
 
 /*
  * sm90a and sm80_atomic have one kernel, which adds dQ to float32 sums in the workspace. They begin where other

@@ -98,7 +98,7 @@ static const attune__tile *backward_tiles(const attune__search *search, uint32_t
                                           small ? TILES(backward_small_128) : TILES(backward_large_256)};
     const attune__cuda_tiles wide[4] = {TILES(backward_wide_64), TILES(backward_wide_128), TILES(backward_wide_256),
                                         TILES(backward_wide_256)};
-    const attune__cuda_tiles t = attune__cuda_by_head_dim(s, attune__dtype_bytes(s) == 4 ? wide : narrow);
+    const attune__cuda_tiles t = attune__cuda_by_head_dim(s, attune__cuda_wide(s) ? wide : narrow);
     *count = t.count;
     return t.tiles;
 }
@@ -159,7 +159,7 @@ static const char *backward_reject_tile(const attune__search *search, const attu
 bool attune__cuda_separate_dk_dv(const attune__shape *s)
 {
     const uint32_t columns = attune__round_up(s->head_dim, 16) + attune__round_up(s->head_dim_v, 16);
-    return columns > (attune__dtype_bytes(s) == 4 ? 128u : 320u);
+    return columns > (attune__cuda_wide(s) ? 128u : 320u);
 }
 
 void attune__cuda_sm80_backward_bytes(const attune__shape *s, const attune_plan_choice *c, uint32_t bytes[2])
@@ -304,18 +304,51 @@ static const attune__tile sm80_serving_f32_64[] = {
     ATTUNE__TILE(32, 32, 1, 2),
     ATTUNE__TILE(16, 16, 1, 1),
 };
-static const attune__tile sm80_serving_f32_256[] = {
+/* Keys of more than 128 columns, or codes and a score. */
+static const attune__tile sm80_serving_f32_192[] = {
     ATTUNE__TILE(64, 16, 1, 4),
     ATTUNE__TILE(32, 16, 1, 2),
     ATTUNE__TILE(16, 16, 1, 1),
 };
+/* Values of more than 256 columns, or with other operands than of 16 bits 128: the warps divide them. */
+static const attune__tile sm80_serving_512_16[] = {
+    ATTUNE__TILE(16, 64, 1, 4),
+    ATTUNE__TILE(16, 32, 1, 4),
+    ATTUNE__TILE(16, 16, 1, 4),
+};
+static const attune__tile sm80_serving_512_64[] = {
+    ATTUNE__TILE(64, 32, 1, 8),
+    ATTUNE__TILE(32, 32, 1, 8),
+    ATTUNE__TILE(32, 16, 1, 8),
+    ATTUNE__TILE(16, 16, 1, 4),
+};
+static const attune__tile sm80_serving_f32_512_16[] = {
+    ATTUNE__TILE(16, 32, 1, 4),
+    ATTUNE__TILE(16, 16, 1, 4),
+};
+static const attune__tile sm80_serving_f32_512_32[] = {
+    ATTUNE__TILE(32, 32, 1, 8),
+    ATTUNE__TILE(32, 16, 1, 8),
+    ATTUNE__TILE(16, 16, 1, 4),
+};
+
 static attune__cuda_tiles sm80_serving_tiles(const attune__shape *s, bool wide)
 {
-    if (wide && (s->head_dim > 128 || s->head_dim_v > 128))
-        return TILES(sm80_serving_f32_256);
-    if (s->q_len * (s->heads / s->kv_heads) <= 16)
+    const uint32_t d = s->head_dim, dv = s->head_dim_v;
+    const bool few = s->q_len * (s->heads / s->kv_heads) <= 16, parts = wide || attune__cuda_codes(s);
+    if (parts && dv > 256 && !few)
+        return TILES(sm80_serving_f32_512_32);
+    if (parts && dv > 128 && few)
+        return TILES(sm80_serving_f32_512_16);
+    if (dv > (parts ? 128u : 256u))
+        return few ? TILES(sm80_serving_512_16) : TILES(sm80_serving_512_64);
+    if (few)
         return TILES(sm80_serving_16);
-    return wide ? TILES(sm80_serving_f32_64) : TILES(sm80_serving_64);
+    if (!parts)
+        return TILES(sm80_serving_64);
+    if (attune__cuda_codes(s) && s->score_expr)
+        return TILES(sm80_serving_f32_192);
+    return d > 128 ? TILES(sm80_serving_f32_192) : TILES(sm80_serving_f32_64);
 }
 
 static attune__cuda_tiles sm80_decode_tiles(const attune__shape *s, bool wide)
@@ -342,7 +375,7 @@ static bool sm80_small_unit(const attune_limits *limits)
 static const attune__tile *sm80_tiles(const attune__search *search, uint32_t *count)
 {
     const attune__shape *s = search->shape;
-    bool wide = attune__dtype_bytes(s) == 4, small = sm80_small_unit(search->limits);
+    bool wide = attune__cuda_wide(s), small = sm80_small_unit(search->limits);
     bool blackwell = search->limits->architecture / 10 == 12;
     const attune__cuda_tiles forward[4] = {blackwell || s->score_expr ? TILES(sm80_64_narrow) : TILES(sm80_64),
                                            small || s->score_expr ? TILES(sm80_128_narrow) : TILES(sm80_128),
@@ -365,16 +398,22 @@ static bool sm80_packs_rows(const attune__search *search)
     return search->pass == ATTUNE__PASS_DECODE || search->shape->tokens;
 }
 
-/* Forward: a warp computes 16 rows or a multiple. Packed rows: warps divide the rows by 16, then the keys. */
+/* Forward: a warp computes 16 rows or a multiple. Packed rows: warps divide the rows by 16, then the keys, or over a
+ * cache the columns of wide values. */
 static bool sm80_warps_divide(const attune__search *search, const attune__tile *tile)
 {
     const uint32_t *v = tile->value;
     uint32_t warps = v[ATTUNE__NUM_WARPS];
     if (!sm80_packs_rows(search))
         return v[ATTUNE__BLOCK_M] % (16 * warps) == 0;
-    uint32_t rows = v[ATTUNE__BLOCK_M] / 16;
-    return rows && warps % rows == 0 && v[ATTUNE__BLOCK_N] / 16 >= warps / rows &&
-           v[ATTUNE__BLOCK_N] / 16 % (warps / rows) == 0;
+    uint32_t rows = v[ATTUNE__BLOCK_M] / 16, keys = v[ATTUNE__BLOCK_N] / 16;
+    if (!rows || warps % rows)
+        return false;
+    const attune_cuda_tile t =
+        attune__cuda_tile(search->shape, v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N], warps, v[ATTUNE__NUM_STAGES]);
+    if (search->shape->tokens && attune_cuda_serving_sm80_shares_p(t))
+        return keys % attune_cuda_serving_sm80_key_groups(t) == 0;
+    return keys >= warps / rows && keys % (warps / rows) == 0;
 }
 
 static void sm80_clamp(const attune__search *search, attune__tile *tile)
@@ -430,6 +469,8 @@ static uint32_t sm80_registers(const attune__search *search, const attune__tile 
     if (sm80_packs_rows(search)) {
         /* A warp holds 16 rows of O, and their scores for its part of the keys. */
         uint32_t rows = v[ATTUNE__BLOCK_M] / 16, shares = v[ATTUNE__NUM_WARPS] / rows;
+        if (s->tokens && s->head_dim_v > (attune__cuda_wide(s) || attune__cuda_codes(s) ? 128u : 256u))
+            return base + 16 * dv / shares / 32 + v[ATTUNE__BLOCK_N];
         return base + 16 * dv / 32 + 16 * v[ATTUNE__BLOCK_N] / shares / 32;
     }
     return base + v[ATTUNE__BLOCK_M] * (v[ATTUNE__BLOCK_N] + dv) / threads;
@@ -443,7 +484,9 @@ static attune__cost sm80_cost(const attune__search *search, const attune__tile *
     const uint32_t *v = tile->value;
     attune_cuda_tile t = attune__cuda_tile(search->shape, v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N], v[ATTUNE__NUM_WARPS],
                                            v[ATTUNE__NUM_STAGES]);
-    t.key_terms = attune__analysis_key_terms(&search->shape->expr, decode ? ATTUNE__SEVERAL_HEADS : ATTUNE__ONE_HEAD);
+    if (!search->shape->tokens)
+        t.key_terms =
+            attune__analysis_key_terms(&search->shape->expr, decode ? ATTUNE__SEVERAL_HEADS : ATTUNE__ONE_HEAD);
     return (attune__cost){
         .shared = search->shape->tokens ? attune_cuda_serving_sm80(t).size
                   : decode              ? attune_cuda_decode_sm80(t).size
@@ -451,6 +494,17 @@ static attune__cost sm80_cost(const attune__search *search, const attune__tile *
         .invocations = 32 * v[ATTUNE__NUM_WARPS],
         .registers = sm80_registers(search, tile),
     };
+}
+
+static uint64_t sm80_workspace(const attune__search *search, const attune__tile *tile, const attune__cost *cost,
+                               uint32_t split)
+{
+    const uint32_t occupancy = attune__occupancy(search->limits, cost);
+    if (!search->shape->tokens)
+        return attune__cuda_workspace_bytes(search, tile, cost, split);
+    return attune__cuda_serving_parts(search->shape, tile->value[ATTUNE__BLOCK_M],
+                                      search->limits->compute_units * (occupancy ? occupancy : 1))
+        .workspace;
 }
 
 static void sm80_variant(const attune__shape *s, const attune_plan_choice *c, attune__variant *variant)
@@ -467,19 +521,14 @@ static void sm80_variant(const attune__shape *s, const attune_plan_choice *c, at
             attune__cuda_tile(s, c->block_m, c->block_n, c->num_warps, c->num_stages));
 }
 
-static const char *sm80_reject_problem(const attune__search *search)
-{
-    const attune__shape *s = search->shape;
-    return s->v_dtype != s->k_dtype ? "it has one dtype for k and v" : NULL;
-}
-
 const attune__family attune__cuda_sm80 = {
     .name = "cuda_sm80",
     .backend = ATTUNE_BACKEND_CUDA,
     .serving = true,
-    .reject_problem = sm80_reject_problem,
+    .serve_sinks = true,
+    .serve_wide = true,
     .matrix = ATTUNE_MATRIX_MMA_SYNC,
-    .dtypes = ATTUNE__DENSE_DTYPES,
+    .dtypes = ATTUNE__CACHE_DTYPES,
     .mixes = 1u << ATTUNE__PASS_FORWARD | 1u << ATTUNE__PASS_DECODE,
     .options = {ATTUNE__CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__ROWS_GUARANTEED_SAFE),
                 ATTUNE__CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__SPLIT_KV),
@@ -488,6 +537,6 @@ const attune__family attune__cuda_sm80 = {
     .clamp = sm80_clamp,
     .reject_tile = sm80_reject_tile,
     .cost = sm80_cost,
-    .workspace = attune__cuda_workspace_bytes,
+    .workspace = sm80_workspace,
     .variant = sm80_variant,
 };

@@ -121,9 +121,10 @@ void attune__cuda_variant(const attune__shape *s, const attune_plan_choice *choi
     const bool hopper_backward = choice->direction == ATTUNE_BACKWARD && choice->use_tma;
     if (s->mask_expr)
         choose_mask(s, choice, hopper_backward, variant);
-    if (s->tokens) { /* one form of the score, for all pairs of a tile at once */
+    if (s->tokens) { /* one form of each expression, without terms, for all pairs of a tile at once */
         variant->soft_cap = s->score_expr && s->expr.soft_cap;
         variant->mask_chunks = false;
+        variant->mask = (attune__terms){0};
         return;
     }
     if (s->score_expr)

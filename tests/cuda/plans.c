@@ -23,6 +23,7 @@
 
 #define KERNELS 8 /* of each architecture, in an ordinary run */
 #define CHOSEN  5
+#define SERVED  2
 
 typedef struct dims {
     uint32_t head_dim, head_dim_v;
@@ -31,6 +32,19 @@ typedef struct dims {
 static const dims all_dims[] = {{64, 64},   {80, 80},   {96, 96}, {128, 128}, {192, 128},
                                 {192, 192}, {256, 256}, {72, 40}, {8, 256}};
 static const attune_dtype all_dtypes[] = {ATTUNE_F16, ATTUNE_BF16, ATTUNE_F32};
+/* Of a cache: k and v, 0 = the dtype of q. */
+static const attune_dtype all_caches[][2] = {
+    {0, 0},
+    {ATTUNE_F8E4M3, ATTUNE_F8E4M3},
+    {ATTUNE_Q8_0, ATTUNE_Q8_0},
+    {ATTUNE_I8, ATTUNE_F8E5M2},
+    {ATTUNE_Q8_0, ATTUNE_Q4_0},
+    {ATTUNE_F16, ATTUNE_F16},
+    {ATTUNE_Q4_0, ATTUNE_F32},
+    {ATTUNE_I8, ATTUNE_F16},
+};
+static const dims cache_dims[] = {{64, 64},  {128, 128}, {192, 128}, {256, 256}, {96, 96},
+                                  {32, 256}, {320, 256}, {512, 512}, {576, 512}, {264, 264}};
 /* Masks and scores that are drawn besides none. */
 static const char *const all_masks[] = {
     NULL,
@@ -187,6 +201,8 @@ typedef struct entry {
     size_t mask, score;
     const forced *forced;
     int64_t kv_heads, q_len;
+    bool serving, tree;
+    size_t cache;
 } entry;
 
 static entry entry_drawn(workbench *w, uint64_t *state)
@@ -242,6 +258,15 @@ static void compile_one(workbench *w, const attune_profile *profile, const entry
                               .direction = back ? ATTUNE_BACKWARD : ATTUNE_FORWARD,
                               .capture_gradient_elements = e->gradients ? 10000 : 0,
                               .lse = true};
+    if (e->serving) {
+        problem.kv_dtype = all_caches[e->cache][0];
+        problem.v_dtype = all_caches[e->cache][1];
+        problem.batch = 16;
+        problem.tokens = 16 * e->q_len;
+        problem.page = 16;
+        problem.tree = e->tree;
+        problem.sinks = e->tree;
+    }
     attune_kernel_options options = {.struct_size = sizeof options};
     *(back ? &options.bwd : &options.fwd) = f->options;
     attune__shape shape;
@@ -262,12 +287,15 @@ static void compile_one(workbench *w, const attune_profile *profile, const entry
     const attune_plan_choice *c = &decision.choice;
     char what[400];
     const int length = snprintf(
-        what, sizeof what, "%s %s %u,%u q_len %lld, %s, %s, %s: %s%s %u x %u, %u x %u, stages %u, warps %u",
-        profile->name, attune_dtype_string(e->dtype), d.head_dim, d.head_dim_v, (long long)problem.q_len,
+        what, sizeof what,
+        "%s %s, k %s, v %s %u,%u q_len %lld%s, %s, %s, %s: %s%s %u x %u, %u x %u, stages %u, warps %u", profile->name,
+        attune_dtype_string(e->dtype), attune_dtype_string(shape.k_dtype), attune_dtype_string(shape.v_dtype),
+        d.head_dim, d.head_dim_v, (long long)problem.q_len, e->tree ? ", a tree" : "",
         e->mask ? all_masks[e->mask] : "no mask", e->score ? all_scores[e->score] : "no score", f->what, c->kernel,
-        c->decode ? " decode"
-        : back    ? " backward"
-                  : "",
+        c->decode    ? " decode"
+        : back       ? " backward"
+        : e->serving ? " serving"
+                     : "",
         back ? c->block_m1 : c->block_m, back ? c->block_n1 : c->block_n, c->block_m2, c->block_n2, c->num_stages,
         c->num_warps);
     const attune__program_desc desc = {&shape, c, &decision.variant, problem.mask, problem.score, gradient, NULL};
@@ -321,6 +349,40 @@ static void compile_chosen(const char *name)
     close_workbench(&w);
 }
 
+/* The nth of those over a cache, of which a run has some. */
+#define SERVED_COUNT (2 * 2 * 3 * COUNT(all_caches) * COUNT(cache_dims) * COUNT(all_masks) * COUNT(all_scores))
+static entry entry_served(uint64_t n)
+{
+    entry e = {.serving = true, .kv_heads = 2, .forced = &all_forced[0]};
+    e.cache = n % COUNT(all_caches), n /= COUNT(all_caches);
+    e.dims = cache_dims[n % COUNT(cache_dims)], n /= COUNT(cache_dims);
+    if (e.dims.head_dim % 32) /* no whole blocks */
+        e.cache = e.cache % 2;
+    e.dtype = all_dtypes[n % 3], n /= 3;
+    e.q_len = n % 2 ? 1 : 256, n /= 2;
+    e.mask = n % COUNT(all_masks), n /= COUNT(all_masks);
+    e.score = n % COUNT(all_scores), n /= COUNT(all_scores);
+    e.tree = n % 2;
+    return e;
+}
+
+static void compile_served(const char *name)
+{
+    static workbench w;
+    attune_profile profile;
+    open_profile(&w, name, &profile);
+    const uint64_t wanted = scaled(SERVED), count = wanted < SERVED_COUNT ? wanted : SERVED_COUNT;
+    const uint64_t first = test_seed() % SERVED_COUNT + profile.limits.architecture;
+    for (uint64_t i = 0; i < count; i++) {
+        if (!test_part(i))
+            continue;
+        /* A step without a common factor: neighbours are of different types and expressions. */
+        const entry e = entry_served((first + i) * 1009 % SERVED_COUNT);
+        compile_one(&w, &profile, &e);
+    }
+    close_workbench(&w);
+}
+
 /* Plans that had spilled, and that no draw is sure to meet: a pass of entry_chosen, and places in the tables. */
 Test(cuda_chosen, those_that_spilled)
 {
@@ -352,6 +414,10 @@ Test(cuda_chosen, those_that_spilled)
     Test(cuda_chosen, name)                                                                                            \
     {                                                                                                                  \
         compile_chosen(profile);                                                                                       \
+    }                                                                                                                  \
+    Test(cuda_served, name)                                                                                            \
+    {                                                                                                                  \
+        compile_served(profile);                                                                                       \
     }
 
 ARCHITECTURE(sm_80, "a100", 0)

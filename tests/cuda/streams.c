@@ -80,9 +80,13 @@ static void scene_turn(scene *s, attune_problem *problem, uint64_t *state)
     args.lse = (attune_tensor){.buffer = s->lse, .dtype = ATTUNE_F32, .rank = 3, .size = {1, HEADS, s->q_len}};
     args.captures = captures;
     args.capture_count = 2;
+    if (attune_plan_workspace_size(s->plan))
+        cr_assert_eq(attune_buffer_create(s->device, attune_plan_workspace_size(s->plan), &args.workspace), ATTUNE_OK,
+                     "%s", attune_last_error());
     cr_assert_eq(attune_forward(s->plan, attune_device_queue(s->device), &args, &completion), ATTUNE_OK, "%s",
                  attune_last_error());
     cr_assert_eq(attune_completion_wait(completion, UINT64_MAX), ATTUNE_OK, "%s", attune_last_error());
+    attune_buffer_destroy(args.workspace);
     attune_plan_destroy(s->plan);
     problem->direction = ATTUNE_BACKWARD;
     problem->capture_gradient_elements = HEADS + BIASES;

@@ -124,24 +124,24 @@ static void report_waiting(void)
     for (int i = 0; i < threads; i++) {
         const thread *t = &model_threads[i];
         int alike = 0;
-        waiting += t->state == THREAD_WAITING;
+        waiting += t->state != THREAD_DONE;
         if (told[i])
             continue;
         for (int j = i; j < threads; j++) {
             const thread *other = &model_threads[j];
-            if (other->state != t->state || (t->state == THREAD_WAITING && other->pc != t->pc))
+            if (other->state != t->state || (t->state != THREAD_DONE && other->pc != t->pc))
                 continue;
             told[j] = true;
             alike++;
         }
         char place[512] = "";
         model_cta = t->cta;
-        if (t->state == THREAD_WAITING)
+        if (t->state != THREAD_DONE)
             model_place(place, sizeof place, t->pc);
         const size_t length = strlen(places);
         snprintf(places + length, sizeof places - length, "\n  %d threads, the first of them %d, %s%s%s%s", alike, i,
-                 t->state == THREAD_WAITING ? "wait for " : "have ended",
-                 t->state == THREAD_WAITING ? t->waits_for : "", *place ? " at " : "", place);
+                 t->state != THREAD_DONE ? "wait for " : "have ended", t->state != THREAD_DONE ? t->waits_for : "",
+                 *place ? " at " : "", place);
     }
     model_report_end("%d threads wait for others that never come%s", waiting, places);
 }
@@ -164,7 +164,7 @@ static void run_threads(void)
     for (;;) {
         int count = 0, done = 0;
         for (int i = 0; i < threads; i++) {
-            if (model_threads[i].state == THREAD_READY)
+            if (model_threads[i].state == THREAD_READY) {
                 ready[count++] = i;
             done += model_threads[i].state == THREAD_DONE;
         }

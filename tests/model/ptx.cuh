@@ -106,6 +106,20 @@ __device__ __forceinline__ u32 pack_bf16(float low, float high)
     return model_to_brain(low) | model_to_brain(high) << 16;
 }
 
+/* cvt.rn.f16x2.e4m3x2: each code in the half of its byte; e4m3 has one NaN of each sign, which becomes 0x7fff. */
+__device__ __forceinline__ u32 model_e4m3_to_half(u32 code)
+{
+    u32 exponent = code >> 3 & 15, fraction = code & 7;
+    float x = exponent ? (float)(8 + fraction) * __uint_as_float((exponent + 117) << 23)
+                       : (float)fraction * __uint_as_float(118u << 23);
+    return (code & 127) == 127 ? 0x7fff : model_to_half(code & 128 ? -x : x);
+}
+
+__device__ __forceinline__ u32 e4m3_to_f16(unsigned short codes)
+{
+    return model_e4m3_to_half(codes & 0xffu) | model_e4m3_to_half(codes >> 8) << 16;
+}
+
 /* cvt.rna.tf32: to nearest, ties away from zero, to 10 bits of fraction. */
 __device__ __forceinline__ u32 round_tf32(float x)
 {
@@ -262,6 +276,14 @@ __device__ __forceinline__ void store_transposed(u32 at, const u32 (&x)[4])
 {
     model_matrices m = {at, {x[0], x[1], x[2], x[3]}};
     model->collective(MODEL_STMATRIX_TRANSPOSED, 0xffffffffu, &m);
+}
+
+/* movmatrix.trans */
+__device__ __forceinline__ u32 transpose_matrix(u32 x)
+{
+    int lane = (int)(threadIdx.x % 32), from = lane % 4 * 8 + lane / 8, half = lane / 4 % 2 * 16;
+    u32 low = __shfl_sync(0xffffffffu, x, from), high = __shfl_sync(0xffffffffu, x, from + 4);
+    return (low >> half & 0xffff) | (high >> half & 0xffff) << 16;
 }
 
 __device__ __forceinline__ void model_multiply(model_collective kind, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)

@@ -247,7 +247,7 @@ static void check_faults(const model_case *some, size_t count)
 Test(model, sample)
 {
     check_cases(cases, 0, 1);
-    check_cases(hopper, 0, 1);
+    check_cases(hopper, 0, 2);
     check_faults(hopper_faults, 1);
 }
 

@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: MIT */
+/* Partial results of a tile whose keys are computed in parts. The CTA that finishes last adds them, so that no further
+ * launch is needed. */
+#ifndef ATTUNE_CUDA_SERVING_PARTS_CUH
+#define ATTUNE_CUDA_SERVING_PARTS_CUH
+
+#include "non_finite.cuh"
+#include "serving_schedule.cuh"
+
+constexpr u64 PART_BYTES = attune_cuda_serving_part_sm80(BLOCK_M, HEAD_DIM_V);
+constexpr int PART_ML = BLOCK_M * HEAD_DIM_V; /* after O, in floats */
+
+__device__ __forceinline__ float *part_at(const attune_cuda_serving &s, const tile &t, int part)
+{
+    return (float *)(s.parts + (u64)(t.slot + part) * PART_BYTES);
+}
+
+/* Of a row in part_at. */
+__device__ __forceinline__ void store_partial(float *to, int row, int d, const recomputed_element &x)
+{
+    to[row * HEAD_DIM_V + d] = x.o;
+    if (d == 0)
+        *(float2 *)(to + PART_ML + row * 2) = make_float2(x.m, x.l);
+}
+
+/* Whether this CTA is the last of the tile's: then it sees the results of all. The next call finds the counter 0. */
+__device__ __forceinline__ bool last_of_parts(const attune_cuda_arguments &a, const attune_cuda_serving &s,
+                                              const tile &t)
+{
+    int last = 0;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        int *counter = counters_of(a, s) + t.counter;
+        last = atomicAdd(counter, 1) == t.parts - 1;
+        if (last)
+            *counter = 0;
+    }
+    last = __syncthreads_or(last);
+    __threadfence();
+    return last;
+}
+
+/* The sum of the parts of four columns of a row, in the order of the keys. They are in L2, written by other CTAs. */
+struct four_columns {
+    float4 o;
+    float m, l;
+};
+
+__device__ __forceinline__ four_columns add_parts(const attune_cuda_serving &s, const tile &t, int row, int d,
+                                                  float factor)
+{
+    constexpr int STEP = (int)(PART_BYTES / sizeof(float));
+    const float *part = part_at(s, t, 0), *ml = part + PART_ML + row * 2;
+    four_columns sum = {make_float4(0.0f, 0.0f, 0.0f, 0.0f), -ATTUNE_INF, 0.0f};
+    part += row * HEAD_DIM_V + d;
+#pragma unroll 8
+    for (int i = 0; i < t.parts; i++)
+        sum.m = fmaxf(sum.m, __ldcg(ml + (i64)i * STEP));
+    float base = sum.m == -ATTUNE_INF ? 0.0f : sum.m;
+#pragma unroll 8
+    for (int i = 0; i < t.parts; i++) {
+        float2 of = __ldcg((const float2 *)(ml + (i64)i * STEP));
+        float4 o = __ldcg((const float4 *)(part + (i64)i * STEP));
+        float weight = exp2_fast((of.x - base) * factor);
+        sum.l += of.y * weight;
+        sum.o.x += o.x * weight;
+        sum.o.y += o.y * weight;
+        sum.o.z += o.z * weight;
+        sum.o.w += o.w * weight;
+    }
+    return sum;
+}
+
+#endif

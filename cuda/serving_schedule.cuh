@@ -1,0 +1,255 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The schedule of a step over a cache, which depends on the lengths alone: in how many parts the keys of each sequence
+ * are computed, so that the resident CTAs have equal shares. A sequence has ceil(keys / most) parts, with the smallest
+ * `most` whose parts fit the CTAs and the space for partial results.
+ */
+#ifndef ATTUNE_CUDA_SERVING_SCHEDULE_CUH
+#define ATTUNE_CUDA_SERVING_SCHEDULE_CUH
+
+#include "serving_sequences.cuh"
+
+constexpr int SCHEDULE_THREADS = ATTUNE_CUDA_SCHEDULE_THREADS, SCHEDULE_WARPS = SCHEDULE_THREADS / 32;
+constexpr int LEAST_KEYS = ATTUNE_CUDA_SERVING_PART_KEYS, MOST_PARTS = ATTUNE_CUDA_SERVING_PARTS;
+constexpr int MOST_INT = 0x7fffffff;
+
+__device__ __forceinline__ attune_cuda_scheduled *scheduled_of(const attune_cuda_serving &s)
+{
+    return (attune_cuda_scheduled *)(s.schedule + sizeof(attune_cuda_schedule));
+}
+
+__device__ __forceinline__ int *counters_of(const attune_cuda_arguments &a, const attune_cuda_serving &s)
+{
+    return (int *)(scheduled_of(s) + a.batch + 1);
+}
+
+/* ------------------------------------------------------------------------------------------------------------ items */
+
+/* Finds the tile and the part of item `index`, by the sequences' first items, 32 at a time. A tile of a schedule that
+ * is not of this call may have no rows. False past the last. */
+__device__ __forceinline__ bool find_item(tile &t, const attune_cuda_arguments &a, const attune_cuda_serving &s,
+                                          int index)
+{
+    const attune_cuda_schedule *schedule = (const attune_cuda_schedule *)s.schedule;
+    const attune_cuda_scheduled *of = scheduled_of(s);
+    if (schedule->key != s.schedule_key || index >= schedule->items)
+        return false;
+    int group = known_here(a.heads / known_here(a.kv_heads)), lane = (int)threadIdx.x % 32;
+    int low = 0, left = a.batch;
+#pragma unroll 1
+    while (left > 1) {
+        int step = (left + 31) / 32, probe = lane * step;
+        u32 before = __ballot_sync(0xffffffffu, probe < left && of[low + probe].item <= index);
+        int last = max(31 - __clz((int)before), 0) * step;
+        low += last;
+        left = min(step, left - last);
+    }
+    attune_cuda_scheduled found = of[low];
+    int live = s.count.address ? min(integer_at(s.count, 0), a.batch) : a.batch;
+    sequence_rows rows = rows_of(a, s, low, live);
+    int parts = max(found.parts, 1), local = index - found.item, at = local / parts, row = at / known_here(a.kv_heads);
+    bool fits = parts == 1 || (found.slot >= 0 && found.slot + (i64)(at + 1) * parts <= s.slots && found.counter >= 0 &&
+                               found.counter + (i64)at < s.slots / 2);
+    t.b = low;
+    t.h_kv = at - row * a.kv_heads;
+    t.h = t.h_kv * group;
+    t.row0 = rows.first;
+    t.q_len = rows.count;
+    t.rows = rows.count * group;
+    t.row = fits && local >= 0 && (i64)row * BLOCK_M < t.rows ? row * BLOCK_M : t.rows;
+    t.part = local - at * parts;
+    t.parts = parts;
+    t.slot = found.slot + at * parts;
+    t.counter = found.counter + at;
+    return true;
+}
+
+/* --------------------------------------------------------------------------------------------------------- schedule */
+
+/* Sums over sequences. */
+struct schedule_sums {
+    i64 tiles, items;
+    i64 slots, split; /* of those in several parts: the parts of all tiles, and the tiles */
+};
+
+__device__ __forceinline__ int parts_of(int keys, int most)
+{
+    return min(max((int)(((i64)keys + most - 1) / most), 1), MOST_PARTS);
+}
+
+/* An entry has the tiles and the keys of its sequence in the place of item and parts. */
+__device__ __forceinline__ void add_sequence(schedule_sums &sums, const attune_cuda_scheduled &of, int most)
+{
+    int parts = parts_of(of.parts, most);
+    sums.tiles += of.item;
+    sums.items += (i64)of.item * parts;
+    sums.slots += parts > 1 ? (i64)of.item * parts : 0;
+    sums.split += parts > 1 ? of.item : 0;
+}
+
+/* Of the lanes of a warp. */
+__device__ __forceinline__ schedule_sums sum_lanes(schedule_sums x)
+{
+#pragma unroll
+    for (int i = 16; i > 0; i /= 2) {
+        x.tiles += __shfl_xor_sync(0xffffffffu, x.tiles, i);
+        x.items += __shfl_xor_sync(0xffffffffu, x.items, i);
+        x.slots += __shfl_xor_sync(0xffffffffu, x.slots, i);
+        x.split += __shfl_xor_sync(0xffffffffu, x.split, i);
+    }
+    return x;
+}
+
+/* Whether parts of `most` keys fit. If the tiles alone are more than the CTAs, these take several, and further parts
+ * are for the longest sequences. */
+__device__ __forceinline__ bool parts_fit(const attune_cuda_scheduled *of, int batch, const attune_cuda_serving &s,
+                                          int most)
+{
+    schedule_sums sums = {0, 0, 0, 0};
+#pragma unroll 1
+    for (int b = (int)threadIdx.x % 32; b < batch; b += 32)
+        add_sequence(sums, of[b], most);
+    sums = sum_lanes(sums);
+    i64 wanted = sums.tiles <= s.resident ? s.resident : sums.tiles + s.resident;
+    return sums.items <= wanted && sums.slots <= s.slots;
+}
+
+/* The candidates of the first search: LEAST_KEYS times 1, 1.5, 2, 3, 4, 6 and so on, then everything. */
+constexpr int CANDIDATES = 32;
+
+__device__ __forceinline__ int candidate(int k)
+{
+    return k >= CANDIDATES ? MOST_INT : LEAST_KEYS / 2 * (2 + k % 2) << k / 2;
+}
+
+/* The first of `count` candidates that fits, by all warps; `count` if there is none. */
+template <typename KEYS>
+__device__ __forceinline__ int first_that_fits(int count, const KEYS &keys, const attune_cuda_scheduled *of, int batch,
+                                               const attune_cuda_serving &s, int *of_warps)
+{
+    int found = count;
+    __syncthreads();
+#pragma unroll 1
+    for (int k = (int)threadIdx.x / 32; k < count && found == count; k += SCHEDULE_WARPS)
+        if (parts_fit(of, batch, s, keys(k)))
+            found = k;
+    if (threadIdx.x % 32 == 0)
+        of_warps[threadIdx.x / 32] = found;
+    __syncthreads();
+    for (int w = 0; w < SCHEDULE_WARPS; w++)
+        found = min(found, of_warps[w]);
+    return found;
+}
+
+struct coarse {
+    __device__ __forceinline__ int operator()(int k) const
+    {
+        return candidate(k);
+    }
+};
+
+/* Between two candidates, in steps of a 32nd. */
+struct fine {
+    int low, high;
+    __device__ __forceinline__ int operator()(int k) const
+    {
+        return low + (int)((i64)(high - low) * (k + 1) / CANDIDATES);
+    }
+};
+
+/* The keys of a part. */
+__device__ __forceinline__ int choose_keys(const attune_cuda_scheduled *of, int batch, const attune_cuda_serving &s,
+                                           int *of_warps)
+{
+    int k = first_that_fits(CANDIDATES, coarse{}, of, batch, s, of_warps);
+    if (k == 0 || k == CANDIDATES)
+        return candidate(k);
+    fine between = {candidate(k - 1), candidate(k)};
+    return between(min(first_that_fits(CANDIDATES, between, of, batch, s, of_warps), CANDIDATES - 1));
+}
+
+/* The sum of the lanes up to this one. */
+__device__ __forceinline__ i64 scan_lanes(i64 x)
+{
+    int lane = (int)threadIdx.x % 32;
+#pragma unroll
+    for (int i = 1; i < 32; i *= 2) {
+        i64 other = __shfl_up_sync(0xffffffffu, x, i);
+        x += lane >= i ? other : 0;
+    }
+    return x;
+}
+
+__device__ __forceinline__ int clamped(i64 x)
+{
+    return (int)min(x, (i64)MOST_INT);
+}
+
+/* Each warp has a run of sequences, and begins after the sums of the warps before it. */
+__device__ __forceinline__ void write_items(attune_cuda_scheduled *of, const attune_cuda_arguments &a,
+                                            const attune_cuda_serving &s, int most, schedule_sums *of_warps)
+{
+    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    int run = (a.batch + 32 * SCHEDULE_WARPS - 1) / (32 * SCHEDULE_WARPS) * 32;
+    int first = (int)min((i64)warp * run, (i64)a.batch), end = (int)min((i64)first + run, (i64)a.batch);
+    schedule_sums sums = {0, 0, 0, 0};
+#pragma unroll 1
+    for (int b = first + lane; b < end; b += 32)
+        add_sequence(sums, of[b], most);
+    sums = sum_lanes(sums);
+    if (lane == 0)
+        of_warps[warp] = sums;
+    __syncthreads();
+    i64 items = 0, slots = 0, split = 0;
+#pragma unroll 1
+    for (int w = 0; w < warp; w++) {
+        items += of_warps[w].items;
+        slots += of_warps[w].slots;
+        split += of_warps[w].split;
+    }
+#pragma unroll 1
+    for (int b = first; b < end; b += 32) {
+        attune_cuda_scheduled mine = {0, 0, 0, 0};
+        if (b + lane < end)
+            mine = of[b + lane];
+        int parts = parts_of(mine.parts, most);
+        i64 own_items = (i64)mine.item * parts, own_slots = parts > 1 ? own_items : 0,
+            own_split = parts > 1 ? mine.item : 0;
+        i64 to_items = scan_lanes(own_items), to_slots = scan_lanes(own_slots), to_split = scan_lanes(own_split);
+        if (b + lane < end)
+            of[b + lane] = {clamped(items + to_items - own_items), parts, clamped(slots + to_slots - own_slots),
+                            clamped(split + to_split - own_split)};
+        items += __shfl_sync(0xffffffffu, to_items, 31);
+        slots += __shfl_sync(0xffffffffu, to_slots, 31);
+        split += __shfl_sync(0xffffffffu, to_split, 31);
+    }
+    if (warp == SCHEDULE_WARPS - 1 && lane == 0) {
+        of[a.batch] = {clamped(items), 1, 0, 0};
+        *(attune_cuda_schedule *)s.schedule = {s.schedule_key, clamped(items), {0, 0}};
+    }
+}
+
+__device__ __forceinline__ void make_schedule(const attune_cuda_arguments &a, const attune_cuda_serving &s,
+                                              schedule_sums *sums)
+{
+    static_assert(SCHEDULE_WARPS * (sizeof(schedule_sums) + sizeof(int)) <= ATTUNE_CUDA_SCHEDULE_SHARED);
+    attune_cuda_scheduled *of = scheduled_of(s);
+    int *counters = counters_of(a, s), group = a.heads / a.kv_heads;
+    int live = s.count.address ? min(integer_at(s.count, 0), a.batch) : a.batch;
+    for (int i = (int)threadIdx.x; i < s.slots / 2; i += SCHEDULE_THREADS)
+        counters[i] = 0;
+#pragma unroll 1
+    for (i64 i = (int)threadIdx.x; i < a.batch; i += SCHEDULE_THREADS) {
+        tile t;
+        t.b = (int)i;
+        sequence_rows rows = rows_of(a, s, t.b, live);
+        t.row0 = rows.first;
+        t.q_len = rows.count;
+        find_keys(t, a, s);
+        i64 tiles = ((i64)rows.count * group + BLOCK_M - 1) / BLOCK_M * a.kv_heads;
+        of[i] = {clamped(tiles), t.kv_len - t.kv_first, 0, 0};
+    }
+    write_items(of, a, s, choose_keys(of, a.batch, s, (int *)(sums + SCHEDULE_WARPS)), sums);
+}
+
+#endif

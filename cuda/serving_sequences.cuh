@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The sequences of a batch over a cache, and the tiles of their rows. What the caller's integers hold is checked here,
+ * where they are read (docs/serving.md has the results).
+ */
+#ifndef ATTUNE_CUDA_SERVING_SEQUENCES_CUH
+#define ATTUNE_CUDA_SERVING_SEQUENCES_CUH
+
+#include "common.cuh"
+#include "layout_sm80.h"
+
+__device__ __forceinline__ int integer_at(const attune_cuda_array &x, i64 i)
+{
+    return ((const int *)x.address)[i * x.stride[0]];
+}
+
+/* The rows of a sequence are those from `first` on of q and o; 0 where the batch has none, or none that are valid. */
+struct sequence_rows {
+    int first, count;
+};
+
+__device__ __forceinline__ sequence_rows rows_of(const attune_cuda_arguments &a, const attune_cuda_serving &s, int b,
+                                                 int live)
+{
+    sequence_rows r = {0, 0};
+    if (b >= live)
+        return r;
+    if (!s.q_start.address)
+        return {0, a.q_len};
+    int first = integer_at(s.q_start, b), end = integer_at(s.q_start, b + 1);
+    if (first >= 0 && first <= end && end <= s.tokens && end - first <= a.q_len)
+        r = {first, end - first};
+    return r;
+}
+
+/* A tile of rows, and its sequence. Row i of a sequence is at q = position + i of the keys. In shared memory, since the
+ * accumulators leave no registers for it. */
+struct tile {
+    int b, h, h_kv;          /* h: the first head */
+    int row, rows;           /* its first packed row; packed rows of the sequence */
+    int batch, row0, token0; /* where the sequence's rows are in q and o, and among those of all sequences */
+    int q_len, kv_len, kv_first, position;
+    const int *table; /* of the pages */
+    i64 entry_stride;
+    int entries;
+    int part, parts;   /* of its keys */
+    int slot, counter; /* of its partial results, with more than one part */
+};
+static_assert(sizeof(tile) <= ATTUNE_CUDA_SERVING_TILE, "the layout has space for the tile");
+
+/* Finds the sequence and the rows of tile `index`: a scan over the sequences, 32 at a time. False past the last. */
+__device__ __forceinline__ bool find_rows(tile &t, const attune_cuda_arguments &a, const attune_cuda_serving &s,
+                                          int index)
+{
+    int group = known_here(a.heads / known_here(a.kv_heads)), lane = (int)threadIdx.x % 32;
+    int live = s.count.address ? min(integer_at(s.count, 0), a.batch) : a.batch;
+    t.h_kv = index % known_here(a.kv_heads);
+    t.h = t.h_kv * group;
+    u32 left = (u32)(index / known_here(a.kv_heads)); /* tiles of 32 sequences fit 32 bits */
+#pragma unroll 1
+    for (int b = 0; b < live; b += 32) {
+        sequence_rows mine = rows_of(a, s, b + lane, live);
+        u32 tiles = (u32)(((i64)mine.count * group + BLOCK_M - 1) / BLOCK_M), sum = tiles;
+#pragma unroll
+        for (int i = 1; i < 32; i *= 2) {
+            u32 other = __shfl_up_sync(0xffffffffu, sum, i);
+            sum += lane >= i ? other : 0;
+        }
+        u32 past = __ballot_sync(0xffffffffu, sum > left);
+        if (past) {
+            int found = __ffs((int)past) - 1;
+            t.b = b + found;
+            t.row0 = __shfl_sync(0xffffffffu, mine.first, found);
+            t.q_len = __shfl_sync(0xffffffffu, mine.count, found);
+            t.rows = t.q_len * group;
+            t.row = (int)(left - __shfl_sync(0xffffffffu, sum - tiles, found)) * BLOCK_M;
+            return true;
+        }
+        left -= __shfl_sync(0xffffffffu, sum, 31);
+    }
+    return false;
+}
+
+__device__ __forceinline__ void find_keys(tile &t, const attune_cuda_arguments &a, const attune_cuda_serving &s)
+{
+    bool packed = s.q_start.address != 0;
+    t.batch = packed ? 0 : t.b;
+    t.token0 = packed ? t.row0 : t.b * a.q_len;
+    t.table = (const int *)s.pages.address + t.b * s.pages.stride[0];
+    t.entry_stride = s.pages.stride[1];
+    t.entries = s.pages.address ? s.entries : 1;
+    if (s.pages_start.address) {
+        int first = integer_at(s.pages_start, t.b), end = integer_at(s.pages_start, t.b + 1);
+        bool valid = first >= 0 && first <= end && end <= s.entries;
+        t.entries = valid ? end - first : 0;
+        t.entry_stride = s.pages.stride[0];
+        t.table = (const int *)s.pages.address + (valid ? first : 0) * t.entry_stride;
+    }
+    int most = (int)min((i64)a.kv_len, (i64)t.entries * s.page), length = integer_at(s.kv_len, t.b);
+    t.kv_len = length >= 0 && length <= most ? length : 0;
+    t.position = t.kv_len - t.q_len;
+    t.kv_first = s.kv_first.address ? min(max(integer_at(s.kv_first, t.b), 0), t.kv_len) : 0;
+}
+
+#endif
