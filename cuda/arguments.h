@@ -15,7 +15,7 @@
  *     backward_sm80.cu attune_backward_sm80     cuda_sm80    attune_cuda_arguments, attune_cuda_backward
  *     backward_atomic_sm80.cu attune_backward_atomic_sm80, attune_backward_dq_sm80   cuda_sm80_atomic   the same
  *     backward_sm90.cu attune_backward_sm90     cuda_sm90a   the same, CUtensorMap q, k, v, d_o
- *                      attune_backward_dq_sm90  the same     attune_cuda_arguments, attune_cuda_backward
+ *                      attune_backward_dq_sm90  the same     attune_cuda_arguments, attune_cuda_backward; for clusters
  *
  * A source is specialised with -D (config.cuh has the defaults):
  *
@@ -220,6 +220,9 @@ typedef struct attune_cuda_backward {
     /* backward_sm90 with ATTUNE_DETERMINISTIC: u32 [batch * heads][row tiles][4], the last tile of keys added to each
      * fragment of dQ (ordered_sums.cuh), zero before the launch. */
     unsigned long long order_counts;
+    /* backward_sm90: u32 [kv_batch * kv_heads], what has been added to the dQ of each (dq_backward_sm90.cuh), zero
+     * before the launch. So is `counter`, which belongs to this call: the next tile of keys and the next ticket. */
+    unsigned long long plane_counts;
     int resident_heads; /* backward_sm90: heads of k and v whose q, d_o and dQ stay in the L2 cache together */
 
     /* backward_sm90 without ATTUNE_HAVE_BLOCKS and ATTUNE_DETERMINISTIC: tiles of keys from full_wave_tiles on

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The backward pass on Hopper. attune_delta runs before it; attune_backward_dq_sm90 scales and rounds dQ after it.
+ * The backward pass on Hopper. attune_delta runs before it; for clusters
+ * attune_backward_dq_sm90 rounds dQ after it.
  *
  * A CTA computes dK and dV of one tile of keys at a time, over all queries of all heads that attend to it. Warp group 0
  * is the producer (producer_backward_sm90.cuh); warp groups 1 and 2 are consumers, which keep dK and dV in registers.
@@ -15,10 +16,12 @@
  *     7  dQ += dS^T K                                               issue_dq, add_dq
  *     8  dK += dS Q                                                 issue_dk_dv
  *     9  store dK dV                                                store_dk_dv
+ *    10  scale and round dQ                                         round_dq
  *
  *     config_backward_sm90.cuh      tile and layout of shared memory
  *     layout_backward_sm90.cuh      barriers, tile descriptors, tile coordinates
  *     stages_backward_sm90.cuh      the stages that the algorithms share
+ *     dq_backward_sm90.cuh          stage 10
  *     scores_backward_sm90.cuh      stages 4 and 5, with the mask and the score expression
  *     capture_gradients_sm90.cuh    gradients of the score expression's captures
  *     narrow_backward_sm90.cuh      consumers for head dimensions up to 128
@@ -74,8 +77,11 @@ extern "C" __global__ void ATTUNE_CLUSTER_DIMENSIONS __launch_bounds__(THREADS, 
             produce(a, g, c, shared_address(memory), &q_map, &k_map, &v_map, &do_map);
         else if (sm90::DQ_ADD != DQ_ADD_ATOMIC && threadIdx.x >= 32 && threadIdx.x / 32 <= sm90::GROUPS)
             add_dq(a, g, c, shared_address(memory), (int)threadIdx.x / 32 - 1);
-        else if (sm90::PAIRED && threadIdx.x == 96)
-            exchange_ds(c, shared_address(memory));
+        else if (sm90::PAIRED && threadIdx.x >= 96) {
+            if (threadIdx.x == 96)
+                exchange_ds(c, shared_address(memory));
+        } else if (sm90::ROUND_DQ && threadIdx.x >= 32)
+            round_dq<1>(a, g);
     } else {
         registers_take<sm90::CONSUMER_REGISTERS>();
         if constexpr (sm90::ALGORITHM == BACKWARD_NARROW)
@@ -86,6 +92,8 @@ extern "C" __global__ void ATTUNE_CLUSTER_DIMENSIONS __launch_bounds__(THREADS, 
             consume_wide<sm90, 0>(a, g, c, shared_address(memory));
         else
             consume_wide<sm90, sm90::EQUAL_GROUPS ? 0 : 1>(a, g, c, shared_address(memory));
+        if constexpr (sm90::ROUND_DQ)
+            round_dq<4>(a, g);
     }
     if (sm90::PAIRED)
         cluster_sync(); /* a CTA may not exit while its peer can still write to its shared memory */
@@ -95,11 +103,9 @@ extern "C" __global__ void ATTUNE_CLUSTER_DIMENSIONS __launch_bounds__(THREADS, 
 
 constexpr int DQ_TILE = sm90::GROUPS * sm90::DQ_BYTES / 4;
 
-/* Scales and rounds dQ from its sums. One CTA of 256 threads for each tile of rows; wide heads: one for each half of
- * its columns. */
-extern "C" __global__ void __launch_bounds__(256)
-    attune_backward_dq_sm90(const __grid_constant__ attune_cuda_arguments a,
-                            const __grid_constant__ attune_cuda_backward g)
+/* Scales and rounds dQ from its sums, where attune_backward_sm90 does not. One CTA of 256 threads for each tile of
+ * rows; wide heads: one for each half of its columns. */
+__device__ __forceinline__ void round_dq_tile(const attune_cuda_arguments &a, const attune_cuda_backward &g)
 {
     constexpr int HALVES = sm90::WIDE ? 2 : 1, COLUMNS = sm90::DQ_COLUMNS / HALVES,
                   PITCH = attune_cuda_backward_dq_sm90_pitch(HEAD_DIM, HEAD_DIM_V, BLOCK_M) / 4;
@@ -143,4 +149,12 @@ extern "C" __global__ void __launch_bounds__(256)
                 to[j] = (element)pack(from[j], 0.0f);
         }
     }
+}
+
+extern "C" __global__ void __launch_bounds__(256)
+    attune_backward_dq_sm90(const __grid_constant__ attune_cuda_arguments a,
+                            const __grid_constant__ attune_cuda_backward g)
+{
+    if constexpr (!sm90::ROUND_DQ)
+        round_dq_tile(a, g);
 }

@@ -63,6 +63,7 @@ struct backward_config {
                                           : !WIDE || (SLABS_D < 4 && SLABS_DV < 4) ? DQ_ADD_STAGED
                                           : EQUAL_GROUPS && SLABS_DV >= SLABS_D    ? DQ_ADD_IN_PLACE
                                                                                    : DQ_ADD_ATOMIC;
+    static constexpr bool ROUND_DQ = attune_cuda_backward_sm90_rounds_dq(HEAD_DIM, HEAD_DIM_V, BLOCK_N);
     /* Whether tail tiles are split by query rows, so that the last wave occupies all CTAs. The block lists of a mask
      * give tiles of many lengths, which balance the last wave without a split. */
     static constexpr bool SPLIT_TAIL = !config::HAVE_BLOCKS && !ORDERED;

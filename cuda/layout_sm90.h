@@ -40,7 +40,8 @@ ATTUNE_CUDA_LAYOUT attune_cuda_forward_sm90_layout attune_cuda_forward_sm90(attu
 
 /* --------------------------------------------------------------------------------------------------------- backward */
 
-/* Wide heads: the consumer warp groups divide the columns, and two CTAs convert the dQ of each tile. */
+/* Wide heads: the consumer warp groups divide the columns, and so do two CTAs where another kernel rounds
+ * dQ. */
 ATTUNE_CUDA_LAYOUT int attune_cuda_backward_sm90_wide(unsigned head_dim, unsigned head_dim_v)
 {
     return head_dim > 128 || head_dim_v > 128;
@@ -50,6 +51,13 @@ ATTUNE_CUDA_LAYOUT int attune_cuda_backward_sm90_wide(unsigned head_dim, unsigne
 ATTUNE_CUDA_LAYOUT int attune_cuda_backward_sm90_paired(unsigned head_dim, unsigned head_dim_v, unsigned block_n)
 {
     return attune_cuda_backward_sm90_wide(head_dim, head_dim_v) && block_n == 128;
+}
+
+/* The kernel that adds dQ to sums rounds it, too. In a cluster the additions are the limit, and rounding beside them
+ * takes longer than attune_backward_dq_sm90 after them: docs/decisions/0052-rounding-dq-in-the-kernel.md. */
+ATTUNE_CUDA_LAYOUT int attune_cuda_backward_sm90_rounds_dq(unsigned head_dim, unsigned head_dim_v, unsigned block_n)
+{
+    return !attune_cuda_backward_sm90_paired(head_dim, head_dim_v, block_n);
 }
 
 /* dQ is staged for its bulk addition in a buffer of its own. */

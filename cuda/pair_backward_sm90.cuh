@@ -187,6 +187,7 @@ __device__ __forceinline__ void consume_pair(const attune_cuda_arguments &a, con
             consumer_release_converged<&control::queries>(c, pipe);
         consumer_release_converged<&control::keys>(c, {0, 0});
         advance(pipe);
+        count_warp_additions(a, g, desc.q);
         /* 9: store dK and dV */
         store_dk_dv(dk, dv, a, g, desc.q, (int)rank, group, thread_row);
     }

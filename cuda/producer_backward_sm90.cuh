@@ -7,7 +7,7 @@
 #ifndef ATTUNE_CUDA_PRODUCER_BACKWARD_SM90_CUH
 #define ATTUNE_CUDA_PRODUCER_BACKWARD_SM90_CUH
 
-#include "layout_backward_sm90.cuh"
+#include "dq_backward_sm90.cuh"
 #include "ordered_sums.cuh"
 
 /* ----------------------------------------------------------------------------------------------------- load thread */
@@ -127,20 +127,13 @@ __device__ __forceinline__ void load_head(const attune_cuda_arguments &a, const 
     }
 }
 
-/* Resident CTAs, or clusters. Read again at each use: the producer has few registers. */
-__device__ __forceinline__ int resident_ctas()
-{
-    return grid_here() / config::CLUSTER;
-}
-
 /* The next tile of keys. In a cluster rank 0 takes it from the counter and sends it to the peer, which signals when it
  * has read it. */
-__device__ __forceinline__ int next_tile(const attune_cuda_arguments &a, control &c, int tile, int tiles_done)
+__device__ __forceinline__ int next_tile(const attune_cuda_arguments &a, control &c, int tiles_done)
 {
-    if (!a.counter)
-        return tile + resident_ctas();
+    int tile = 0;
     if (!sm90::PAIRED || cluster_rank() == 0)
-        tile = (sm90::ORDERED ? 0 : resident_ctas()) + atomicAdd((int *)a.counter, 1);
+        tile = atomicAdd((int *)a.counter, 1);
     if (sm90::PAIRED && cluster_rank() == 0) {
         barrier_wait_peer(&c.next.empty[0], ~tiles_done & 1);
         store_peer(&c.next_tile, tile, &c.next.full[0]);
@@ -159,12 +152,10 @@ __device__ __forceinline__ void produce(const attune_cuda_arguments &a, const at
 {
     pipeline_state pipe = {0, 1}; /* a fresh barrier passes a wait for the phase before its first */
     auto &it = c.iterator;
-    /* With a fixed order the first tile too comes from the counter: a CTA may wait only for tiles that were taken
-     * before its own, else CTAs that are not yet resident would block it for ever. */
-    it.tile = sm90::ORDERED ? next_tile(a, c, 0, 0) : (int)blockIdx.x / config::CLUSTER;
-    it.tiles_done = 0;
+    /* The first tile too comes from the counter: with a fixed order, and for the rounding of dQ, a CTA may wait only
+     * for tiles that were taken before, else CTAs that are not yet resident would block it for ever. */
 #pragma unroll 1
-    for (; it.tile < key_tile_count(a, g); it.tiles_done++) {
+    for (it.tiles_done = 0; (it.tile = next_tile(a, c, it.tiles_done)) < key_tile_count(a, g); it.tiles_done++) {
         /* 1: load K and V */
         {
             key_tile at = key_tile_of(a, g, it.tile);
@@ -203,16 +194,8 @@ __device__ __forceinline__ void produce(const attune_cuda_arguments &a, const at
             for (it.h = it.h_keys * (a.heads / a.kv_heads); it.h < it.h_end; it.h++)
                 load_head(a, g, c, memory, pipe, q_map, do_map);
         push_descriptor(c, pipe, it.tile, TILE_END);
-        it.tile = next_tile(a, c, it.tile, it.tiles_done + sm90::ORDERED);
     }
     push_descriptor(c, pipe, 0, TILE_STOP);
-    int *counter = (int *)a.counter;
-    if (sm90::PAIRED && cluster_rank())
-        return;
-    if (!sm90::ORDERED && counter && atomicAdd(counter + 1, 1) == resident_ctas() - 1) {
-        counter[0] = 0;
-        counter[1] = 0;
-    }
 }
 
 /* 7: dQ += dS^T K in global memory: adds one consumer warp group's fragments with bulk reductions. In a fixed order a
@@ -237,8 +220,11 @@ __device__ __forceinline__ void add_dq(const attune_cuda_arguments &a, const att
             consumer_release_converged<&control::queries>(c, pipe);
         if (desc.flags & TILE_STOP)
             break;
-        if (!rows)
+        if (!rows) {
+            if (first)
+                count_bulk_additions(a, g, desc.q);
             continue;
+        }
         i64 row = workspace_row(a, g, desc.b, desc.h, desc.q);
         int tile = desc.flags / TILE_KEYS;
         u32 *word =

@@ -223,11 +223,24 @@ __device__ __forceinline__ void load_global(float &x, const float *from)
     asm volatile("ld.global.f32 %0, [%1];" : "=f"(x) : "l"(from));
 }
 
+__device__ __forceinline__ u32 load_relaxed(const u32 *word)
+{
+    u32 now;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(word) : "memory");
+    return now;
+}
+
 __device__ __forceinline__ u32 load_acquire(const u32 *word)
 {
     u32 now;
     asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(word) : "memory");
     return now;
+}
+
+/* Adds, after all that the thread has done before. */
+__device__ __forceinline__ void add_release(u32 *word, u32 x)
+{
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(word), "r"(x) : "memory");
 }
 
 __device__ __forceinline__ void add_global(float *to, float x)

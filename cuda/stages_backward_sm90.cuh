@@ -7,6 +7,7 @@
 #define ATTUNE_CUDA_STAGES_BACKWARD_SM90_CUH
 
 #include "capture_gradients_sm90.cuh"
+#include "dq_backward_sm90.cuh"
 #include "layout_backward_sm90.cuh"
 #include "scores_backward_sm90.cuh"
 #include "wgmma.cuh"

@@ -140,6 +140,7 @@ __device__ __forceinline__ void consume_wide(const attune_cuda_arguments &a, con
         consumer_release<&control::queries>(c, pipe);
         consumer_release_converged<&control::keys>(c, {0, 0});
         advance(pipe);
+        count_warp_additions(a, g, desc.q);
         /* 9: store dK and dV */
         store_dk_dv(dk, dv, a, g, desc.q, 0, at.group, first_key_of_thread(at.group));
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* The hot call of the backward pass. Its launches, in order: lse and delta; dK and dV; dQ; capture gradients. A kernel
- * with a fallback computes dK, dV and the sums of dQ, which another kernel converts; the kernels of cuda_sm80 follow,
- * and run only if a sum is not finite. */
+ * with a fallback computes dK, dV and the sums of dQ, which it or another kernel converts; the kernels of cuda_sm80
+ * follow, and run only if a sum is not finite. */
 #include <string.h>
 
 #include "base/error.h"
@@ -22,13 +22,10 @@ attune_status attune__cuda_backward_load(attune__cuda_program *program, const at
     program->head_dim = desc->shape->head_dim;
     program->head_dim_v = desc->shape->head_dim_v;
     program->ordered = desc->choice->deterministic;
-    ATTUNE__TRY(attune__cuda_enter(device));
-    attune__cu_result result = device->driver.module_function(&program->sums, program->delta.module, "attune_sums");
-    if (result == CU_SUCCESS && program->family->has_fallback)
-        result = device->driver.module_function(&program->dq, program->kernel.module, program->family->dq_name);
-    const attune_status status = attune__cuda_check(device, result, "cuModuleGetFunction");
-    attune__cuda_leave(device);
-    return status;
+    ATTUNE__TRY(attune__cuda_function(device, program->delta.module, "attune_sums", &program->sums));
+    return program->family->has_fallback
+               ? attune__cuda_function(device, program->kernel.module, program->family->dq_name, &program->dq)
+               : ATTUNE_OK;
 }
 
 /* The capture gradients that the call requests, and where the sums of each begin. */
@@ -126,6 +123,7 @@ static attune_cuda_backward backward_of(const attune__cuda_program *program, con
                                                                               program->kernel.block_n);
         captures = b.order_counts + attune__cuda_backward_order(&w, f->batch, f->heads);
         b.redo = captures - 8;
+        b.plane_counts = b.order_counts + (captures - 16 - b.order_counts) / 2;
         b.resident_heads = resident_heads(f);
     }
     *sums = sums_of(program, call, captures, b.symbol_sums);
@@ -200,6 +198,7 @@ static attune_status run(const attune__cuda_program *program, attune__cuda_queue
     const attune__cuda_loaded *keys = program->family->has_fallback ? &program->fallback : &program->kernel;
     attune__cu_tensor_map maps[4];
     const bool adds = program->family->has_fallback && (!program->family->plan->tma || encode_all(program, call, maps));
+    const uint32_t dq_ctas = adds ? program->family->dq_ctas(tile_of(program)) : 0;
     attune_cuda_arguments arguments = attune__cuda_arguments_of(program, f);
     attune_cuda_sums sums;
     const attune__cuda_tail p = tail_of(program, f);
@@ -214,20 +213,18 @@ static attune_status run(const attune__cuda_program *program, attune__cuda_queue
         const int64_t tiles = p.full_wave_tiles + p.left * p.each;
         const uint32_t each = workgroups(program), most = program->kernel.resident / each;
         n.adds = (most && tiles > most ? most : tiles) * each;
-        n.dq =
-            blocks(f->q_len, program->kernel.block_m, f->batch * f->heads * program->family->dq_ctas(tile_of(program)));
+        if (dq_ctas)
+            n.dq = blocks(f->q_len, program->kernel.block_m, f->batch * f->heads * dq_ctas);
     }
-    if (!n.delta || !n.keys || !n.rows || (sums.elements && !n.sums) || (adds && (!n.adds || !n.dq)))
+    if (!n.delta || !n.keys || !n.rows || (sums.elements && !n.sums) || (adds && !n.adds) || (dq_ctas && !n.dq))
         return attune__fail(
             ATTUNE_UNSUPPORTED,
             "batch %lld, heads %lld, q_len %lld and kv_len %lld make more than %d workgroups: cut the batch",
             (long long)f->batch, (long long)f->heads, (long long)f->q_len, (long long)f->kv_len,
             ATTUNE__CUDA_MOST_BLOCKS);
     ATTUNE__TRY(attune__cuda_queue_begin(queue, f->seconds != NULL));
-    if (adds && program->ordered)
+    if (adds)
         arguments.counter = backward.redo - 8;
-    else if (adds && !queue->capturing)
-        arguments.counter = queue->counter;
     const attune__cu_result result = launch(program, queue->stream, &n, &arguments, &backward, &sums, maps);
     return attune__cuda_queue_end(queue, attune__cuda_check(device, result, "cuLaunchKernel"), value, f->seconds);
 }

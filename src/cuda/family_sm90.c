@@ -33,6 +33,8 @@ static uint32_t dq_shared_memory(attune_cuda_tile t)
 
 static uint32_t dq_ctas(attune_cuda_tile t)
 {
+    if (attune_cuda_backward_sm90_rounds_dq(t.head_dim, t.head_dim_v, t.block_n))
+        return 0;
     return attune_cuda_backward_sm90_wide(t.head_dim, t.head_dim_v) ? 2 : 1;
 }
 

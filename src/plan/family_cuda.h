@@ -124,8 +124,10 @@ attune__cuda_parts attune__cuda_serving_parts(const attune__shape *shape, uint32
  * families have the sums of captures, which then follow at the end:
  *
  *     sums     [batch][heads][row_stride][columns], in tiles of BLOCK_M1 rows as the kernel holds them
- *     order    u32 [batch][heads][row tiles][4]: progress of a warp group's part of a tile, for ordered accumulation
- *     counter  int32 [2]: the next tile of keys, for a persistent kernel with a dynamic tile scheduler
+ *     order    u32 [batch][heads][row tiles][4]: progress of a warp group's part of a tile, for ordered accumulation.
+ *              Without a cluster half of it is enough; the other half begins with u32 [batch of k][heads of k], what
+ *              has been added to the dQ of each (cuda/dq_backward_sm90.cuh)
+ *     counter  int32 [2]: the next tile of keys, and the next part of dQ to be rounded, for persistent CTAs
  *     redo     int32: a sum is not finite, so that the sm80 kernels compute everything again
  *     captures [elements][8] int64
  *

@@ -233,6 +233,10 @@ static __forceinline__ int __any_sync(unsigned mask, int x)
 static __forceinline__ void __threadfence()
 {
 }
+static __forceinline__ void __nanosleep(unsigned)
+{
+}
+
 template <typename T> static __forceinline__ T __ldcg(const T *p)
 {
     return *p;

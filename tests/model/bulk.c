@@ -79,7 +79,6 @@ static void complete_phase(mbarrier *b)
 static void arrive(mbarrier *b, void *pc)
 {
     thread *me = model_now;
-    me->spins = 0;
     if (!b->pending)
         model_report(pc, "arrives at the mbarrier at %u, whose phase waits for bytes only: more than %d arrivals",
                      b->address, b->count);
@@ -117,7 +116,6 @@ void model_barrier_wait(uint32_t address, uint32_t parity)
     void *pc = __builtin_return_address(0);
     thread *me = model_now;
     mbarrier *b = known(model_cta, address, "waits at", pc);
-    me->spins = 0;
     if (parity > 1)
         model_report(pc, "a phase's parity is %u", parity);
     if (!(model_random() >> 32 & 7))

@@ -9,7 +9,7 @@
 #include "tests/model/model.h"
 
 #define STACK_BYTES (256u << 10)
-#define MOST_SPINS  100000
+#define IDLE_ROUNDS 100 /* in which all that run read words of global memory again */
 
 cta model_ctas[MODEL_CTAS], *model_cta;
 thread *model_now, model_threads[MODEL_THREADS];
@@ -109,8 +109,9 @@ void model_wait(const char *what, void *pc)
 
 static void spin(void)
 {
-    if (++model_now->spins > MOST_SPINS)
-        model_report(__builtin_return_address(0), "waits for a word of global memory that no thread writes");
+    model_now->spins = true;
+    model_now->waits_for = "a word of global memory that no thread writes";
+    model_now->pc = __builtin_return_address(0);
     model_leave();
 }
 
@@ -161,11 +162,13 @@ static void end_threads(void)
 static void run_threads(void)
 {
     static int ready[MODEL_THREADS];
-    for (;;) {
-        int count = 0, done = 0;
+    for (int idle = 0;;) {
+        int count = 0, spinning = 0, done = 0;
         for (int i = 0; i < threads; i++) {
             if (model_threads[i].state == THREAD_READY) {
                 ready[count++] = i;
+                spinning += model_threads[i].spins;
+            }
             done += model_threads[i].state == THREAD_DONE;
         }
         if (abandoned || model_fault[0])
@@ -174,9 +177,12 @@ static void run_threads(void)
             end_threads();
             return;
         }
-        if (!count && model_bulk_complete())
+        idle = spinning == count ? idle + 1 : 0;
+        if (idle && model_bulk_complete()) {
+            idle = 0;
             continue;
-        if (!count) {
+        }
+        if (!count || idle > IDLE_ROUNDS) {
             abandoned = true;
             report_waiting();
             return;
@@ -189,6 +195,7 @@ static void run_threads(void)
             ready[at] = ready[left - 1];
             model_index *index = model_cta->from->kernel->thread;
             *index = (model_index){(unsigned)model_now->index, 0, 0};
+            model_now->spins = false;
             model_switch(&scheduler, model_now->stack_pointer);
             while (copies_when == COPIES_EARLY || (copies_when == COPIES_BETWEEN && !(model_random() % 64)))
                 if (!model_bulk_complete())
@@ -242,7 +249,6 @@ static void collective(model_collective kind, uint32_t mask, void *arguments)
     thread *me = model_now;
     warp *w = &model_cta->warps[me->index / 32];
     const int lane = me->index % 32, first = me->index - lane;
-    me->spins = 0;
     if (!(mask >> lane & 1))
         model_report(pc, "lane %d is not in the mask 0x%08x of its own instruction", lane, mask);
     if (!w->arrived) {
@@ -290,7 +296,6 @@ static void collective(model_collective kind, uint32_t mask, void *arguments)
 static int meet(named_barrier *b, int count, int arrive_only, int value, const char *what, void *pc)
 {
     thread *me = model_now;
-    me->spins = 0;
     if (!b->arrived) {
         b->count = count;
         b->value = 0;
@@ -458,7 +463,8 @@ static void begin_cta(const launch *l, int rank, unsigned number)
         t->agent = c->first_agent + i;
         t->state = THREAD_READY;
         t->copy_count = 0;
-        t->groups = t->spins = t->bulk_groups = 0;
+        t->groups = t->bulk_groups = 0;
+        t->spins = false;
         t->adder = -1;
         t->barrier = NULL;
         memset(t->clock, 0, 2 * (size_t)model_agents * sizeof *t->clock);

@@ -50,7 +50,7 @@ typedef struct thread {
     pending_copy *copies;
     size_t copy_count, copy_space;
     uint64_t groups; /* committed */
-    uint64_t spins;  /* without anything else */
+    bool spins;      /* it reads a word of global memory again */
     int adder;       /* of its bulk additions, or -1 */
     uint32_t bulk_groups;
 } thread;

@@ -212,10 +212,21 @@ __device__ __forceinline__ void load_global(float &x, const float *from)
     x = *from;
 }
 
-__device__ __forceinline__ u32 load_acquire(const u32 *word)
+__device__ __forceinline__ u32 load_relaxed(const u32 *word)
 {
     model->spin();
     return *word;
+}
+
+__device__ __forceinline__ u32 load_acquire(const u32 *word)
+{
+    return load_relaxed(word);
+}
+
+/* red.release.gpu.global.add */
+__device__ __forceinline__ void add_release(u32 *word, u32 x)
+{
+    *word += x;
 }
 
 /* red.global.add */

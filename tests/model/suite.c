@@ -209,6 +209,13 @@ static const model_case hopper_faults[] = {
      .gradients = true,
      .fault = "narrow_backward_sm90.cuh|ds_stage = 0, dq_phase = 1;|ds_stage = 0, dq_phase = 0;",
      .report = "phase of an mbarrier"},
+    /* dQ is rounded before all tiles of keys have been added. */
+    {.architecture = "90",
+     .row = CASE_window,
+     .dtype = ATTUNE_F16,
+     .gradients = true,
+     .fault = "dq_backward_sm90.cuh|while (load_relaxed(count) != complete)|while (false)",
+     .report = "error"},
     /* dS is overwritten while it is copied to the cluster's other CTA. */
     {.architecture = "90",
      .row = CASE_head_256,

@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * dQ of Hopper's backward kernel: scaled and rounded from its sums within the kernel, while other heads are computed.
+ *
+ * A plane is one head of K and V, with the heads of Q that attend to it. Its word in plane_counts counts what has been
+ * added to its sums; it is complete once every tile of keys has been. Tickets number the parts of dQ, in the order in
+ * which planes are begun. A warp takes a ticket, waits until the ticket's plane is complete, and converts it.
+ *
+ * Idle warps of the producer, if there are any, convert while the consumers compute; the consumers convert once no
+ * tiles of keys are left, so that the last planes are converted by all. Nobody waits for a conversion. A warp of the
+ * producer that waits does not delay its CTA, and a consumer waits only after all tiles of keys have been taken, by
+ * CTAs that run already, since every tile comes from the counter. So all planes become complete, whether or not all
+ * CTAs are resident.
+ */
+#ifndef ATTUNE_CUDA_DQ_BACKWARD_SM90_CUH
+#define ATTUNE_CUDA_DQ_BACKWARD_SM90_CUH
+
+#include "layout_backward_sm90.cuh"
+
+/* What a tile of keys counts: one for each warp group of which a thread adds its fragments, or for each warp. */
+constexpr int PLANE_SHARES = sm90::GROUPS * (sm90::DQ_ADD == DQ_ADD_ATOMIC ? 4 : 1) * config::CLUSTER;
+
+/* One share of a tile of keys is in the sums. The split of a tail tile counts as such; other tiles as all splits. */
+__device__ __forceinline__ void count_key_tile(const attune_cuda_arguments &a, const attune_cuda_backward &g, int tile)
+{
+    key_tile at = key_tile_of(a, g, tile);
+    u32 splits = sm90::SPLIT_TAIL && tile < g.full_wave_tiles ? (u32)g.tail_splits : 1;
+    add_release((u32 *)g.plane_counts + at.b * a.kv_heads + at.h_kv, splits);
+}
+
+/* After the calling warp's own additions to a tile of keys. */
+__device__ __forceinline__ void count_warp_additions(const attune_cuda_arguments &a, const attune_cuda_backward &g,
+                                                     int tile)
+{
+    if constexpr (sm90::ROUND_DQ && sm90::DQ_ADD == DQ_ADD_ATOMIC) {
+        __threadfence();
+        __syncwarp();
+        if (thread_index() % 32 == 0)
+            count_key_tile(a, g, tile);
+    }
+}
+
+/* After the calling thread's bulk additions to a tile of keys. */
+__device__ __forceinline__ void count_bulk_additions(const attune_cuda_arguments &a, const attune_cuda_backward &g,
+                                                     int tile)
+{
+    if constexpr (sm90::ROUND_DQ) {
+        bulk_wait();
+        fence_async_global();
+        count_key_tile(a, g, tile);
+    }
+}
+
+/* A transposition of 4 x 4 words by each four lanes. */
+__device__ __forceinline__ void transpose_words(u32 (&x)[4], int lane)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        u32 other = __shfl_xor_sync(0xffffffffu, lane & 1 ? x[i] : x[i + 1], 1);
+        x[i] = lane & 1 ? other : x[i];
+        x[i + 1] = lane & 1 ? x[i + 1] : other;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        u32 other = __shfl_xor_sync(0xffffffffu, lane & 2 ? x[i] : x[i + 2], 2);
+        x[i] = lane & 2 ? other : x[i];
+        x[i + 2] = lane & 2 ? x[i + 2] : other;
+    }
+}
+
+/* Eight columns of a row, from d on. */
+__device__ __forceinline__ void store_dq_words(element *to, const u32 (&x)[4], int d, bool vector)
+{
+    if (vector && d + 8 <= HEAD_DIM) {
+        *(uint4 *)to = make_uint4(x[0], x[1], x[2], x[3]);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if (d + i < HEAD_DIM)
+            to[i] = (element)(x[i / 2] >> i % 2 * 16);
+}
+
+/* Parts of a tile of rows: the fragments of one warp of each consumer warp group. */
+constexpr int DQ_PARTS = 4;
+
+/* A step: from two fragments of 8 columns the lane's 8 columns of a row, whose words four lanes exchange. */
+__device__ __forceinline__ void round_fragments(const attune_cuda_arguments &a, const attune_cuda_backward &g,
+                                                const float4 (&x)[2], element *to, int row, int d)
+{
+    u32 words[4];
+    float nan_if_non_finite = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        words[i * 2] = pack(x[i].x * a.scale, x[i].y * a.scale);
+        words[i * 2 + 1] = pack(x[i].z * a.scale, x[i].w * a.scale);
+        nan_if_non_finite = __fmaf_rn(x[i].x, 0.0f, __fmaf_rn(x[i].y, 0.0f, nan_if_non_finite));
+        nan_if_non_finite = __fmaf_rn(x[i].z, 0.0f, __fmaf_rn(x[i].w, 0.0f, nan_if_non_finite));
+    }
+    if (nan_if_non_finite != 0.0f)
+        *(volatile int *)g.redo = 1;
+    if constexpr (sm90::DQ_TRANSPOSED)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            words[i] = transpose_matrix(words[i]);
+    transpose_words(words, thread_index_remat() % 32);
+    if (row < a.q_len && d < HEAD_DIM)
+        store_dq_words(to + row * g.d_q.row + d, words, d, view_aligned(g.d_q));
+}
+
+/* 10: scale and round dQ. MOST: steps whose loads are in flight together. The warps of the producer have few registers:
+ * what follows from the arguments is computed again for each part. */
+template <int MOST>
+__device__ __forceinline__ void round_dq(const attune_cuda_arguments &a, const attune_cuda_backward &g)
+{
+    constexpr int STEPS = sm90::DQ_WIDTH / 16; /* of a warp group */
+    constexpr int MANY = STEPS % MOST ? 1 : MOST;
+    constexpr bool BY_ROWS = sm90::DQ_TRANSPOSED; /* steps advance along the rows, else along the columns */
+    for (;;) {
+        int ticket = 0, *counter = (int *)a.counter;
+        make_opaque(counter);
+        if (thread_index_remat() % 32 == 0)
+            ticket = atomicAdd(counter + 1, 1);
+        ticket = __shfl_sync(0xffffffffu, ticket, 0);
+        int tiles = (known_here(a.q_len) + BLOCK_M - 1) / BLOCK_M, tile = ticket / DQ_PARTS, part = ticket % DQ_PARTS;
+        if (tile >= known_here(a.batch) * a.heads * tiles)
+            break;
+        int head = tile / tiles, row = (tile - head * tiles) * BLOCK_M;
+        int group = known_here(a.heads) / a.kv_heads;
+        int heads_of_plane = group * (known_here(g.kv_batch) == 1 ? a.batch : 1), plane = head / heads_of_plane;
+        head -= plane * heads_of_plane;
+        int b = plane / a.kv_heads, h = (plane - b * a.kv_heads) * group + head % group;
+        b += head / group;
+        u32 complete = (u32)key_tiles_per_head(a) * PLANE_SHARES * (u32)(sm90::SPLIT_TAIL ? g.tail_splits : 1);
+        const u32 *count = (const u32 *)g.plane_counts + plane;
+        while (load_relaxed(count) != complete) /* an acquire would drop the L1 cache's lines each time */
+            __nanosleep(200);
+        load_acquire(count);
+        int lane = thread_index_remat() % 32;
+        const float4 *from = (const float4 *)dq_sums_of(g, workspace_row(a, g, b, h, row), 0) + part * 32 + lane;
+        make_opaque(from);
+        /* The lane's columns after the exchange: fragment lane % 4 / 2 of the two, half lane % 2 of the warp's 16. */
+        row += lane / 4 + (BY_ROWS ? lane % 4 / 2 * 8 : part * 16 + lane % 2 * 8);
+        int d = BY_ROWS ? part * 16 + lane % 2 * 8 : lane % 4 / 2 * 8;
+        element *out = (element *)g.d_q.address + b * g.d_q.batch + h * g.d_q.head;
+        make_opaque(out);
+#pragma unroll 1
+        for (int step = 0; step < sm90::GROUPS * STEPS; step += MANY) {
+            float4 x[MANY][2];
+#pragma unroll
+            for (int i = 0; i < MANY * 2; i++)
+                x[i / 2][i % 2] = __ldcg(from + i * 128);
+            from += MANY * 256;
+#pragma unroll
+            for (int i = 0; i < MANY; i++)
+                round_fragments(a, g, x[i], out, row + (BY_ROWS ? i * 16 : 0), d + (BY_ROWS ? 0 : i * 16));
+            row += BY_ROWS ? MANY * 16 : 0;
+            d += BY_ROWS ? 0 : MANY * 16;
+            if (step + MANY == STEPS && BY_ROWS) { /* the other warp group's part */
+                row -= STEPS * 16;
+                d += 64;
+            } else if (step + MANY == STEPS && sm90::DQ_SPLIT_ROWS) {
+                row += 64;
+                d -= STEPS * 16;
+            }
+        }
+    }
+}
+
+#endif
