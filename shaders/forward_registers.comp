@@ -23,37 +23,12 @@ layout(local_size_x_id = ATTUNE_VULKAN_THREADS_ID) in;
 
 #include "layout_registers.h"
 #include "block_lists.glsl"
-
-#define MATRIX_A     coopmat<float16_t, gl_ScopeSubgroup, MATRIX_M, MATRIX_N, gl_MatrixUseA>
-#define MATRIX_B     coopmat<float16_t, gl_ScopeSubgroup, MATRIX_N, MATRIX_N, gl_MatrixUseB>
-#define MATRIX_F16   coopmat<float16_t, gl_ScopeSubgroup, MATRIX_M, MATRIX_N, gl_MatrixUseAccumulator>
-#define MATRIX_F32   coopmat<float, gl_ScopeSubgroup, MATRIX_M, MATRIX_N, gl_MatrixUseAccumulator>
-#define ROW_MAJOR    gl_CooperativeMatrixLayoutRowMajor
-#define COLUMN_MAJOR gl_CooperativeMatrixLayoutColumnMajor
+#include "fragments.glsl"
 
 const uint FETCHED = FETCH * THREADS;
 
-/*
- * The fragment layout, by a lane's element e. QUADS: four lanes share two rows, eight apart, and each has two
- * neighbouring columns of every eight. Otherwise a lane has a column. SPAN consecutive lanes share their rows. The
- * operand A has the layout of an accumulator.
- */
+/* Consecutive lanes that share their rows. */
 const uint SPAN = QUADS ? 4u : MATRIX_N;
-
-uint row_of(const in uint e)
-{
-    return QUADS ? e / 4u : e;
-}
-
-uint row_at(const in uint row, const in uint lane)
-{
-    return QUADS ? lane / 4u + 8u * row : row;
-}
-
-uint column_at(const in uint e, const in uint lane)
-{
-    return QUADS ? lane % 4u * 2u + e % 2u + e / 2u % 2u * 8u : lane;
-}
 
 /* Over the lanes that share rows. Unrolled by hand: some drivers do not unroll loops whose step is a product, and
  * arrays that an outer loop indexes then end up in memory. */
@@ -88,12 +63,6 @@ float sum_across(const in float value)
 /* O is rescaled only when the row maximum rises by more than this power of two. That is rare, and weights stay far
  * below the largest f16. */
 const float RESCALE_THRESHOLD = SCORE ? 8.0 * LN2 : 8.0;
-
-/* subgroupBarrier orders images and buffers too, for which some drivers wait. */
-void wait_subgroup()
-{
-    controlBarrier(gl_ScopeSubgroup, gl_ScopeSubgroup, gl_StorageSemanticsShared, gl_SemanticsAcquireRelease);
-}
 
 uvec2 address_sum(const in uvec2 a, const in uvec2 b)
 {

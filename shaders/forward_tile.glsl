@@ -32,7 +32,11 @@ struct KeyTile {
 void begin_tile()
 {
     const uint inputs = ATTUNE_VULKAN_ALIGNED_Q | ATTUNE_VULKAN_ALIGNED_K | ATTUNE_VULKAN_ALIGNED_V;
-    coord = tile_coord_of(args, push.first + gl_WorkGroupID.x);
+    uint index = push.first + gl_WorkGroupID.x;
+#ifdef SERVING
+    bool has_item = begin_item(index);
+#endif
+    coord = tile_coord_of(args, index);
     q_plane = plane(args.q, coord.b, coord.h0);
     k_plane = plane(args.k, coord.b, coord.kv_h);
     v_plane = plane(args.v, coord.b, coord.kv_h);
@@ -46,13 +50,14 @@ void begin_tile()
     kv_block = args.kv_block;
 #ifdef SERVING
     begin_sequence();
+    coord.rows = has_item ? coord.rows : 0u;
 #endif
 }
 
 KeyTile key_tile_of(const in BlockIterator it)
 {
 #ifdef SERVING
-    bool is_partial = MASK || sees_some(it.row0 + BLOCK_N);
+    bool is_partial = (MASK && it.kind != 0u) || sees_some(it.row0 + BLOCK_N);
     bool masked = is_partial || it.row0 < sequence.kv_first || absent[parity] != 0u;
 #else
     bool is_partial = MASK && it.kind != 0u, masked = is_partial;
@@ -96,13 +101,21 @@ bool split, is_partial_result;
 
 void begin_store()
 {
+#ifdef SERVING
+    split = slot != ATTUNE_VULKAN_NO_SLOT;
+#else
     split = args.splits > 1u;
+#endif
     is_partial_result = split || (args.flags & ATTUNE_VULKAN_IS_PARTIAL) != 0u;
 }
 
 uint partial_index(const in uint h, const in uint q)
 {
+#ifdef SERVING
+    return slot * BLOCK_M + (h - coord.h0) * coord.queries + q - coord.q0;
+#else
     return ((coord.b * args.heads + h) * args.q_len + q) * args.splits + coord.split;
+#endif
 }
 
 /* Stage 7, of a row: LSE and row maximum where the call requests them, or the row maximum and sum of a split. Weights

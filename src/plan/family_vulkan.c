@@ -350,7 +350,8 @@ static const attune__tile coopmat_forward[] = {
 
 static const attune__tile *coopmat_tiles(const attune__search *search, uint32_t *count)
 {
-    (void)search;
+    if (search->pass == ATTUNE__PASS_BACKWARD)
+        return attune__vulkan_matrix_backward_tiles(search, count);
     *count = COUNT(coopmat_forward);
     return coopmat_forward;
 }
@@ -400,6 +401,10 @@ static uint32_t coopmat_most_warps(const attune__search *search, const attune__t
 static void coopmat_clamp(const attune__search *search, attune__tile *tile)
 {
     attune__clamp_tile(search, tile, 16);
+    if (search->pass == ATTUNE__PASS_BACKWARD) {
+        attune__vulkan_matrix_backward_clamp(search, tile);
+        return;
+    }
     if (search->pass == ATTUNE__PASS_DECODE)
         attune__clamp_decode(search, tile, search->limits->matrix_m);
     uint32_t *warps = &tile->value[ATTUNE__NUM_WARPS], most = coopmat_most_warps(search, tile);
@@ -424,6 +429,8 @@ static const char *coopmat_reject_tile(const attune__search *search, const attun
     const char *why = attune__reject_numbers(search, tile, 0, 256, option);
     if (why)
         return why;
+    if (search->pass == ATTUNE__PASS_BACKWARD)
+        return attune__vulkan_matrix_backward_reject(search, tile, option);
     *option = v[ATTUNE__BLOCK_M] % search->limits->matrix_m ? ATTUNE__BLOCK_M : ATTUNE__BLOCK_N;
     if (*option == ATTUNE__BLOCK_M || v[ATTUNE__BLOCK_N] % coopmat_columns(search->limits))
         return "it must be a multiple of the device's matrices";
@@ -446,7 +453,10 @@ static const char *coopmat_reject_tile(const attune__search *search, const attun
 static attune__cost coopmat_cost(const attune__search *search, const attune__tile *tile)
 {
     attune__cost c = {.invocations = tile->value[ATTUNE__NUM_WARPS] * lanes(search->limits)};
-    (void)coopmat_layout(search, tile, &c.shared);
+    if (search->pass == ATTUNE__PASS_BACKWARD)
+        c.shared = attune__vulkan_matrix_backward_shared(search, tile);
+    else
+        (void)coopmat_layout(search, tile, &c.shared);
     return c;
 }
 
@@ -460,6 +470,15 @@ static const char *coopmat_reject_automatic(const attune__search *search)
     return search->pass == ATTUNE__PASS_DECODE ? "in decode it is not measured: by name alone" : NULL;
 }
 
+static const char *coopmat_reject_problem(const attune__search *search)
+{
+    if (search->pass != ATTUNE__PASS_BACKWARD)
+        return NULL;
+    if (!search->limits->fragment_layout)
+        return "its matrices lie in the lanes in a way that is not known, and its backward pass needs to know";
+    return vulkan_reject_problem(search);
+}
+
 const attune__family attune__vulkan_coopmat = {
     .name = "vulkan_coopmat",
     .backend = ATTUNE_BACKEND_VULKAN,
@@ -468,13 +487,14 @@ const attune__family attune__vulkan_coopmat = {
     .subgroups = true,
     .dtypes = 1u << ATTUNE_F16,
     .mixes = MIXES,
+    .reject_problem = coopmat_reject_problem,
     .reject_automatic = coopmat_reject_automatic,
-    .options = {VULKAN_LOOP | ATTUNE__BIT(ATTUNE__NUM_WARPS) | ATTUNE__FORWARD_TILE,
-                VULKAN_LOOP | ATTUNE__BIT(ATTUNE__NUM_WARPS) | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__SPLIT_KV), 0},
+    .options = VULKAN_OPTIONS(ATTUNE__BIT(ATTUNE__NUM_WARPS)),
     .tiles = coopmat_tiles,
     .clamp = coopmat_clamp,
     .reject_tile = coopmat_reject_tile,
     .cost = coopmat_cost,
     .workspace = attune__vulkan_workspace_bytes,
+    .variant = attune__vulkan_variant,
     .most_steps = coopmat_most_steps,
 };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The backward pass of Vulkan's kernels without matrix units: one text, two kernels (shaders/backward.comp). The
- * planner counts what the larger of them takes.
+ * The backward pass of Vulkan's kernels: one text, two kernels (shaders/backward.comp, lanes_backward.comp,
+ * backward_matrix.comp). The planner counts what the larger of them takes.
  */
 #include "plan/family.h"
 #include "plan/layout.h"
@@ -104,4 +104,95 @@ const char *attune__vulkan_lanes_backward_reject(const attune__search *search, c
                         : "there are more keys than the driver lets one workgroup read";
     }
     return NULL;
+}
+
+/* ---------------------------------------------------------------------------------------------- cooperative matrix */
+
+static const attune__tile matrix_tiles[] = {ATTUNE__TILES(32, 64, 64, 64, 1, 0), ATTUNE__TILES(32, 64, 64, 32, 1, 0),
+                                            ATTUNE__TILES(16, 64, 64, 32, 1, 0), ATTUNE__TILES(16, 64, 64, 16, 1, 0),
+                                            ATTUNE__TILES(32, 32, 32, 32, 1, 0), ATTUNE__TILES(16, 32, 32, 16, 1, 0),
+                                            ATTUNE__TILES(16, 16, 16, 16, 1, 0), ATTUNE__TILES(8, 8, 8, 8, 1, 0)};
+
+const attune__tile *attune__vulkan_matrix_backward_tiles(const attune__search *search, uint32_t *count)
+{
+    /* A driver on a CPU takes seconds to compile the larger tiles. Expressions stand in the code once for each score of
+     * a lane, and from 65 to 128, where one subgroup has all columns of dK and dV, leave registers for 8 scores. */
+    const attune__shape *s = search->shape;
+    const uint32_t d = s->head_dim > s->head_dim_v ? s->head_dim : s->head_dim_v;
+    const uint32_t skip = search->limits->host              ? (uint32_t)COUNT(matrix_tiles) - 2
+                          : !s->mask_expr && !s->score_expr ? 0
+                          : d > 64 && d <= 128              ? 2
+                                                            : 1;
+    *count = (uint32_t)COUNT(matrix_tiles) - skip;
+    return matrix_tiles + skip;
+}
+
+static const char *matrix_layout(const attune__search *search, const attune__tile *tile, bool keys,
+                                 attune__backward_matrix_layout *l)
+{
+    const attune_limits *limits = search->limits;
+    const attune__matrix_shape matrix = {limits->matrix_m, limits->matrix_n, limits->matrix_k, limits->subgroup_size,
+                                         limits->fragment_layout};
+    const uint32_t *v = tile->value;
+    return attune__backward_matrix_layout_make(v[keys ? ATTUNE__BLOCK_N1 : ATTUNE__BLOCK_M2],
+                                               v[keys ? ATTUNE__BLOCK_M1 : ATTUNE__BLOCK_N2], v[ATTUNE__NUM_WARPS],
+                                               matrix, search->shape->head_dim, search->shape->head_dim_v, keys, l);
+}
+
+/* Whether each pass can have the tile, with its sums in registers. */
+static bool matrix_fits(const attune__search *search, const attune__tile *tile)
+{
+    for (int keys = 0; keys < 2; keys++) {
+        attune__backward_matrix_layout l;
+        if (matrix_layout(search, tile, keys, &l) || l.registers > ATTUNE__MOST_MATRIX_REGISTERS)
+            return false;
+    }
+    return true;
+}
+
+/* As few subgroups as have their sums in registers. */
+void attune__vulkan_matrix_backward_clamp(const attune__search *search, attune__tile *tile)
+{
+    uint32_t *warps = &tile->value[ATTUNE__NUM_WARPS];
+    if (search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS))
+        return;
+    const uint32_t rows = tile->value[ATTUNE__BLOCK_N1] < tile->value[ATTUNE__BLOCK_M2] ? tile->value[ATTUNE__BLOCK_N1]
+                                                                                        : tile->value[ATTUNE__BLOCK_M2];
+    const uint32_t fewest = rows / search->limits->matrix_m ? rows / search->limits->matrix_m : 1;
+    for (*warps = fewest; *warps <= 4 * fewest; *warps *= 2)
+        if (*warps * search->limits->subgroup_size <= search->limits->workgroup_invocations &&
+            matrix_fits(search, tile))
+            return;
+    *warps = fewest;
+}
+
+const char *attune__vulkan_matrix_backward_reject(const attune__search *search, const attune__tile *tile,
+                                                  attune__option *option)
+{
+    *option = ATTUNE__NUM_WARPS;
+    if (!attune__is_power2(tile->value[ATTUNE__NUM_WARPS]))
+        return "it must be a power of two";
+    for (int keys = 0; keys < 2; keys++) {
+        const attune__option rows = keys ? ATTUNE__BLOCK_N1 : ATTUNE__BLOCK_M2;
+        attune__backward_matrix_layout l;
+        *option = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) ? ATTUNE__NUM_WARPS : rows;
+        const char *why = matrix_layout(search, tile, keys, &l);
+        if (why)
+            return why;
+        if (l.registers > ATTUNE__MOST_MATRIX_REGISTERS)
+            return "its sums do not stay in registers";
+    }
+    return NULL;
+}
+
+uint64_t attune__vulkan_matrix_backward_shared(const attune__search *search, const attune__tile *tile)
+{
+    uint64_t bytes = 0;
+    for (int keys = 0; keys < 2; keys++) {
+        attune__backward_matrix_layout l;
+        if (matrix_layout(search, tile, keys, &l))
+            return UINT64_MAX;
+        bytes = l.bytes > bytes ? l.bytes : bytes;
+    }
+    return bytes;
 }

@@ -52,6 +52,13 @@ static uint64_t registers_bytes(const attune__registers_layout *l)
     return bytes;
 }
 
+static uint64_t backward_matrix_bytes(const attune__backward_matrix_layout *l)
+{
+    uint64_t bytes = 0;
+#include "shaders/layout_backward_matrix.h"
+    return bytes;
+}
+
 static uint64_t lanes_bytes(const attune__lanes_layout *l)
 {
     uint64_t bytes = 0;
@@ -249,6 +256,86 @@ const char *attune__registers_layout_make(uint32_t block_m, uint32_t block_n, ui
     return NULL;
 }
 
+const char *attune__backward_matrix_layout_make(uint32_t outer_rows, uint32_t inner_rows, uint32_t warps,
+                                                attune__matrix_shape matrix, uint32_t head_dim, uint32_t head_dim_v,
+                                                bool keys, attune__backward_matrix_layout *layout)
+{
+    const uint32_t threads = warps * matrix.lanes, teams = least(warps, outer_rows / matrix.m);
+    attune__backward_matrix_layout l = {.MATRIX_M = matrix.m,
+                                        .MATRIX_N = matrix.n,
+                                        .LANES = matrix.lanes,
+                                        .QUADS = matrix.fragment_layout == ATTUNE_FRAGMENT_QUADS};
+    if (!teams || outer_rows % (teams * matrix.m))
+        return "it must be a multiple of the device's matrices";
+    l.TEAM = warps / teams;
+    if (inner_rows % matrix.n)
+        return "it must be a multiple of the device's matrices";
+    /* Columns need no exchange of sums; a subgroup has at least one matrix of them. */
+    l.SPLIT_DEPTH = inner_rows % (l.TEAM * matrix.n) != 0;
+    const uint32_t depth_parts = l.SPLIT_DEPTH ? l.TEAM : 1;
+    if (threads < inner_rows)
+        return "each of its inner rows is another invocation's";
+    l.ROW_COUNT = l.QUADS ? 2 : matrix.m;
+    l.LENGTH = matrix.m * matrix.n / matrix.lanes;
+    l.ROWS = outer_rows / teams;
+    l.ROW_TILES = l.ROWS / matrix.m;
+    l.ALL_ROWS = l.ROW_TILES * l.ROW_COUNT;
+    l.S_TILES = inner_rows / matrix.n / (l.SPLIT_DEPTH ? 1 : l.TEAM);
+    const uint32_t depth = (head_dim + matrix.n - 1) / matrix.n, depth2 = (head_dim_v + matrix.n - 1) / matrix.n;
+    l.A_TILES = (depth + depth_parts - 1) / depth_parts;
+    l.A2_TILES = (depth2 + depth_parts - 1) / depth_parts;
+    l.X_TILES = (depth + l.TEAM - 1) / l.TEAM;
+    l.Y_TILES = keys ? (depth2 + l.TEAM - 1) / l.TEAM : 0;
+    l.S_COUNT = l.ROW_TILES * l.S_TILES;
+    l.X_COUNT = l.ROW_TILES * l.X_TILES;
+    l.Y_COUNT = l.ROW_TILES * l.Y_TILES;
+    /* A2 is held first: A is read where only S is in registers besides the sums. llvmpipe has no registers to save, and
+     * takes seconds to compile the loops over a long A that is held. */
+    const uint32_t held = l.ROW_TILES * l.A_TILES, held2 = l.ROW_TILES * l.A2_TILES;
+    l.registers = (l.X_COUNT + l.Y_COUNT + 2 * l.S_COUNT) * l.LENGTH;
+    l.HOLD_A2 = l.registers + held2 * l.LENGTH / 2 <= ATTUNE__MOST_MATRIX_REGISTERS && (l.QUADS || held2 <= 4);
+    l.HELD2_COUNT = l.HOLD_A2 ? held2 : 1;
+    l.registers += l.HOLD_A2 ? held2 * l.LENGTH / 2 : 0;
+    l.HOLD_A = l.registers + held * l.LENGTH / 2 <= ATTUNE__MOST_MATRIX_REGISTERS && (l.QUADS || held <= 4);
+    l.HELD_COUNT = l.HOLD_A ? held : 1;
+    l.registers += l.HOLD_A ? held * l.LENGTH / 2 : 0;
+    l.B_GROUPS = most(l.A_TILES * depth_parts, l.X_TILES * l.TEAM) * matrix.n / 8;
+    l.B2_GROUPS = most(l.A2_TILES * depth_parts, l.Y_TILES * l.TEAM) * matrix.n / 8;
+    /* An odd number of groups from one row to the next: eight rows lie in different banks. */
+    l.B_STRIDE = l.B_GROUPS | 1;
+    l.B2_STRIDE = l.B2_GROUPS | 1;
+    l.P_STRIDE = inner_rows / 8 | 1;
+    l.FETCH = least((inner_rows * l.B_GROUPS + threads - 1) / threads, MOST_FETCH);
+    l.FETCH2 = least((inner_rows * l.B2_GROUPS + threads - 1) / threads, MOST_FETCH);
+    l.B2_OFFSET = inner_rows * l.B_STRIDE;
+    uint32_t end = l.B2_OFFSET + inner_rows * l.B2_STRIDE;
+    l.A_OFFSET = l.HOLD_A ? 0 : end;
+    end += l.HOLD_A ? 0 : outer_rows * l.B_STRIDE;
+    l.A2_OFFSET = l.HOLD_A2 ? 0 : end;
+    end += l.HOLD_A2 ? 0 : outer_rows * l.B2_STRIDE;
+    l.P_OFFSET = end;
+    end += keys ? outer_rows * l.P_STRIDE : 0;
+    l.DS_OFFSET = end;
+    end += outer_rows * l.P_STRIDE;
+    l.STATE_OFFSET = end;
+    end += keys ? inner_rows / 2 : 0;
+    l.SUM_STRIDE = matrix.n / 4 + 1;
+    l.SUM_OFFSET = end;
+    end += l.SPLIT_DEPTH ? warps * 2 * l.S_COUNT * matrix.m * l.SUM_STRIDE : 0;
+    /* What is held passes through it before the first tile. */
+    l.MEMORY_SIZE = most(end, outer_rows * most(l.HOLD_A ? l.B_STRIDE : 0, l.HOLD_A2 ? l.B2_STRIDE : 0));
+    /* X and Y are stored in as few chunks as shared memory holds. */
+    for (l.OUT_CHUNK = most(l.X_TILES, l.Y_TILES);; l.OUT_CHUNK = (l.OUT_CHUNK + 1) / 2) {
+        l.OUT_STRIDE = l.OUT_CHUNK * matrix.n / 4 + 1;
+        if (warps * l.ROWS * l.OUT_STRIDE <= l.MEMORY_SIZE || l.OUT_CHUNK == 1)
+            break;
+    }
+    l.MEMORY_SIZE = most(l.MEMORY_SIZE, warps * l.ROWS * l.OUT_STRIDE);
+    l.bytes = backward_matrix_bytes(&l);
+    *layout = l;
+    return NULL;
+}
+
 const char *attune__lanes_layout_make(uint32_t outer_rows, uint32_t inner_rows, uint32_t lanes, bool shuffles,
                                       uint32_t head_dim, uint32_t head_dim_v, uint32_t element_bytes,
                                       attune__lanes_layout *layout)
@@ -334,4 +421,17 @@ uint32_t attune__lanes_backward_most_steps(uint32_t outer_rows, uint32_t inner_r
     const uint32_t step = 8 + parts + score + chunks * (groups + inner_rows + 5) + 2;
     const uint32_t all = 65535, rest = 2 * (before + after);
     return rest < all ? (all - rest) / (2 * step) : 0;
+}
+
+uint32_t attune__backward_matrix_most_steps(const attune__backward_matrix_layout *layout, uint32_t outer_rows,
+                                            uint32_t inner_rows, uint32_t threads)
+{
+    const attune__backward_matrix_layout *l = layout;
+    const uint32_t products = l->A_TILES + l->A2_TILES + 2 * (inner_rows / l->MATRIX_N) + 8;
+    const uint32_t copies = inner_rows * (l->B_GROUPS + l->B2_GROUPS) / threads + 4;
+    const uint32_t non_finite = (l->X_COUNT + l->Y_COUNT) * (inner_rows + 2);
+    const uint32_t outside = outer_rows * (l->B_GROUPS + l->B2_GROUPS) / threads +
+                             (l->X_TILES + l->Y_TILES) * (l->ROWS * l->MATRIX_N / 4 / l->LANES + 4);
+    const uint32_t all = 65535, rest = 2 * outside;
+    return rest < all ? (all - rest) / (2 * (products + copies + non_finite)) : 0;
 }

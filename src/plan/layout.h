@@ -31,6 +31,12 @@ typedef struct attune__registers_layout {
     uint64_t bytes;
 } attune__registers_layout;
 
+typedef struct attune__backward_matrix_layout {
+#include "shaders/layout_backward_matrix.h"
+    uint64_t bytes;
+    uint32_t registers; /* of a lane, that its matrices take */
+} attune__backward_matrix_layout;
+
 typedef struct attune__lanes_layout {
 #include "shaders/layout_lanes.h"
     uint64_t bytes;
@@ -79,6 +85,14 @@ const char *attune__registers_layout_make(uint32_t block_m, uint32_t block_n, ui
                                           attune__matrix_shape matrix, uint32_t head_dim, uint32_t head_dim_v,
                                           attune__registers_layout *layout);
 
+/* Of a lane, for matrices: the rest is for addresses and operands. */
+#define ATTUNE__MOST_MATRIX_REGISTERS 208
+/* One of the two kernels of shaders/backward_matrix.comp, as attune__backward_layout_make; for matrices of a known
+ * fragment layout. */
+const char *attune__backward_matrix_layout_make(uint32_t outer_rows, uint32_t inner_rows, uint32_t warps,
+                                                attune__matrix_shape matrix, uint32_t head_dim, uint32_t head_dim_v,
+                                                bool keys, attune__backward_matrix_layout *layout);
+
 /*
  * The limit on steps of block_n keys of shaders/lanes.comp on Mesa's llvmpipe, which silently ends all loops of a
  * shader after 65,535 iterations in total. The last test of each loop is counted, and the sum is doubled, since
@@ -98,5 +112,9 @@ uint32_t attune__matrix_most_steps(uint32_t block_m, uint32_t block_n, uint32_t 
 /* The same for shaders/lanes_backward.comp; a step is one inner tile. */
 uint32_t attune__lanes_backward_most_steps(uint32_t outer_rows, uint32_t inner_rows, uint32_t lanes, uint32_t head_dim,
                                            uint32_t head_dim_v, uint32_t element_bytes);
+
+/* The same for a kernel of shaders/backward_matrix.comp, with NaN in every inner tile. */
+uint32_t attune__backward_matrix_most_steps(const attune__backward_matrix_layout *layout, uint32_t outer_rows,
+                                            uint32_t inner_rows, uint32_t threads);
 
 #endif

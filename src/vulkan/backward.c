@@ -25,8 +25,8 @@ static bool has_captures(const attune__shape *shape, const attune__gradient *gra
     return gradient && gradient->read_count && shape->capture_gradient_elements;
 }
 
-attune_status attune__vulkan_specialise_backward(const attune__program_desc *desc, bool keys, bool aligned,
-                                                 attune__vulkan_kernel *kernel)
+attune_status attune__vulkan_specialise_backward(const attune_limits *limits, const attune__program_desc *desc,
+                                                 bool keys, bool aligned, attune__vulkan_kernel *kernel)
 {
     const attune_plan_choice *c = desc->choice;
     const attune__vulkan_family *family = NULL;
@@ -47,11 +47,13 @@ attune_status attune__vulkan_specialise_backward(const attune__program_desc *des
     memset(kernel, 0, sizeof *kernel);
     attune__vulkan_set_common(&common, kernel->constants);
     /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): family_find succeeded */
-    const char *why = family->set_backward ? family->set_backward(desc, keys, kernel->constants) : NULL;
+    const char *why = family->set_backward ? family->set_backward(limits, desc, keys, kernel->constants) : NULL;
     if (why)
         return attune__fail(ATTUNE_INTERNAL, "%s: BLOCK_M1 %u, BLOCK_N1 %u, BLOCK_M2 %u, BLOCK_N2 %u: %s", c->kernel,
                             c->block_m1, c->block_n1, c->block_m2, c->block_n2, why);
     const attune__vulkan_module prebuilt = family->backward(keys, desc->shape->k_dtype);
+    if (!prebuilt.words)
+        return attune__fail(ATTUNE_UNSUPPORTED, "%s was not compiled into this library", c->kernel);
     kernel->words = prebuilt.words;
     kernel->word_count = prebuilt.count;
     kernel->subgroups = family->backward_subgroups;
@@ -63,10 +65,11 @@ attune_status attune__vulkan_backward_pipelines(attune_device *device, const att
 {
     static const attune__vulkan_module deltas[3] = ATTUNE__VULKAN_MODULES(backward_delta);
     static const attune__vulkan_module sums = ATTUNE__VULKAN_MODULE(attune__spirv_backward_sums);
+    const attune_limits *limits = &device->info.limits;
     attune__vulkan_kernel queries[2], keys[2];
     for (int aligned = 0; aligned < 2; aligned++) {
-        ATTUNE__TRY(attune__vulkan_specialise_backward(desc, false, aligned, &queries[aligned]));
-        ATTUNE__TRY(attune__vulkan_specialise_backward(desc, true, aligned, &keys[aligned]));
+        ATTUNE__TRY(attune__vulkan_specialise_backward(limits, desc, false, aligned, &queries[aligned]));
+        ATTUNE__TRY(attune__vulkan_specialise_backward(limits, desc, true, aligned, &keys[aligned]));
     }
     ATTUNE__TRY(attune__vulkan_pipeline_pair(device, desc, queries, &program->forward, &program->aligned));
     ATTUNE__TRY(attune__vulkan_pipeline_pair(device, desc, keys, &program->keys, &program->keys_aligned));
@@ -265,14 +268,16 @@ static void record_arguments(const run *r, const attune__vulkan_device *device, 
 {
     const attune__forward *call = &r->call->forward;
     const attune__vulkan_buffer *workspace = (const attune__vulkan_buffer *)call->workspace;
-    attune__vulkan_arguments_record(&(attune__vulkan_arguments_block){.call = call,
-                                                                      .score = r->program->score,
-                                                                      .arguments = &r->arguments,
-                                                                      .sums = r->sums,
-                                                                      .sum_count = r->sum_count,
-                                                                      .sum_addresses = r->sum_at,
-                                                                      .offset = r->place.arguments},
-                                    device, commands);
+    attune__vulkan_arguments_record(
+        &(attune__vulkan_arguments_block){.call = call,
+                                          .score = r->program->score,
+                                          .arguments = &r->arguments,
+                                          .sums = r->sums,
+                                          .sum_count = r->sum_count,
+                                          .sum_addresses = r->sum_at,
+                                          .buffer = call->workspace,
+                                          .offset = call->workspace_offset + r->place.arguments},
+        device, commands);
     if (r->sums_size)
         device->vk.CmdFillBuffer(commands, workspace->handle,
                                  workspace->offset + call->workspace_offset + r->place.sums, r->sums_size, 0);

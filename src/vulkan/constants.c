@@ -32,6 +32,11 @@ void attune__vulkan_set_registers(const attune__registers_layout *from, uint32_t
 #include "shaders/layout_registers.h"
 }
 
+void attune__vulkan_set_backward_matrix(const attune__backward_matrix_layout *from, uint32_t *constants)
+{
+#include "shaders/layout_backward_matrix.h"
+}
+
 void attune__vulkan_set_measure(const attune__vulkan_measure_constants *from, uint32_t *constants)
 {
 #include "shaders/constants_measure.h"

@@ -26,7 +26,8 @@ typedef struct attune__vulkan_family {
 
     /* Of the kernel for dK and dV (`keys`), or of the one for dQ; NULL = the family has no such pass. */
     attune__vulkan_module (*backward)(bool keys, attune_dtype dtype);
-    const char *(*set_backward)(const attune__program_desc *desc, bool keys, uint32_t *constants);
+    const char *(*set_backward)(const attune_limits *limits, const attune__program_desc *desc, bool keys,
+                                uint32_t *constants);
 
     /*
      * Mesa's llvmpipe ends all loops of a shader after 65,535 iterations in total (gallivm's
@@ -36,7 +37,7 @@ typedef struct attune__vulkan_family {
      * differently.
      */
     uint32_t (*most_steps)(const attune_limits *limits, const attune__program_desc *desc);
-    uint32_t (*most_backward_steps)(const attune__program_desc *desc, bool keys);
+    uint32_t (*most_backward_steps)(const attune_limits *limits, const attune__program_desc *desc, bool keys);
 } attune__vulkan_family;
 
 extern const attune__vulkan_family attune__vulkan_family_portable, attune__vulkan_family_subgroup,

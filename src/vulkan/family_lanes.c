@@ -34,8 +34,9 @@ static uint32_t most_steps(const attune_limits *limits, const attune__program_de
                                     desc->shape->head_dim_v, (uint32_t)attune_dtype_size(desc->shape->k_dtype));
 }
 
-static uint32_t most_backward_steps(const attune__program_desc *desc, bool keys)
+static uint32_t most_backward_steps(const attune_limits *limits, const attune__program_desc *desc, bool keys)
 {
+    (void)limits;
     const attune_plan_choice *c = desc->choice;
     return attune__lanes_backward_most_steps(attune__vulkan_outer_rows(c, keys), attune__vulkan_inner_rows(c, keys),
                                              c->workgroup_invocations, desc->shape->head_dim, desc->shape->head_dim_v,

@@ -79,7 +79,8 @@ static const char *make_backward(const attune__program_desc *desc, bool keys, at
                                         l);
 }
 
-static const char *set_backward(const attune__program_desc *desc, bool keys, uint32_t *constants)
+static const char *set_backward(const attune_limits *limits, const attune__program_desc *desc, bool keys,
+                                uint32_t *constants)
 {
     attune__backward_layout l;
     const char *why = make_backward(desc, keys, &l);
@@ -100,7 +101,7 @@ static uint32_t most_steps(const attune_limits *limits, const attune__program_de
     return LOOP_BUDGET / (2 * regular + chunks * (l.CHUNK + 1));
 }
 
-static uint32_t most_backward_steps(const attune__program_desc *desc, bool keys)
+static uint32_t most_backward_steps(const attune_limits *limits, const attune__program_desc *desc, bool keys)
 {
     attune__backward_layout l;
     if (make_backward(desc, keys, &l))

@@ -14,7 +14,7 @@ typedef struct arguments {
     ATTUNE_PUSH_FRAGMENT_LAYOUT
 } arguments;
 
-/* As row_at and column_at in shaders/forward_registers.comp. */
+/* As row_at and column_at in shaders/fragments.glsl. */
 static uint32_t element_at(const attune_limits *limits, uint32_t lane, uint32_t e)
 {
     const bool quads = limits->fragment_layout == ATTUNE_FRAGMENT_QUADS;

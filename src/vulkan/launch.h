@@ -80,6 +80,7 @@ void attune__vulkan_set_forward(const attune__forward_layout *from, uint32_t *co
 void attune__vulkan_set_backward(const attune__backward_layout *from, uint32_t *constants);
 void attune__vulkan_set_matrix(const attune__matrix_layout *from, uint32_t *constants);
 void attune__vulkan_set_registers(const attune__registers_layout *from, uint32_t *constants);
+void attune__vulkan_set_backward_matrix(const attune__backward_matrix_layout *from, uint32_t *constants);
 void attune__vulkan_set_measure(const attune__vulkan_measure_constants *from, uint32_t *constants);
 void attune__vulkan_set_fragment_layout(const attune__vulkan_fragment_constants *from, uint32_t *constants);
 
@@ -97,8 +98,8 @@ attune_status attune__vulkan_specialise(const attune_limits *limits, const attun
                                         attune__vulkan_kernel *kernel);
 
 /* Of a backward choice, the kernel for dK and dV (`keys`) or the one for dQ. */
-attune_status attune__vulkan_specialise_backward(const attune__program_desc *desc, bool keys, bool aligned,
-                                                 attune__vulkan_kernel *kernel);
+attune_status attune__vulkan_specialise_backward(const attune_limits *limits, const attune__program_desc *desc,
+                                                 bool keys, bool aligned, attune__vulkan_kernel *kernel);
 
 /* backward.c: the pipelines of a backward program. */
 attune_status attune__vulkan_backward_pipelines(attune_device *device, const attune__program_desc *desc,

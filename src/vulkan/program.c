@@ -57,8 +57,8 @@ static void bound_steps(const attune__vulkan_family *family, const attune_limits
     if (desc->choice->direction == ATTUNE_FORWARD) {
         program->most_steps = family->most_steps(limits, desc);
     } else {
-        program->most_steps = family->most_backward_steps(desc, false);
-        program->most_key_steps = family->most_backward_steps(desc, true);
+        program->most_steps = family->most_backward_steps(limits, desc, false);
+        program->most_key_steps = family->most_backward_steps(limits, desc, true);
     }
 }
 

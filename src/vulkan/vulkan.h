@@ -328,7 +328,7 @@ typedef struct attune__vulkan_pipeline {
 } attune__vulkan_pipeline;
 
 /* Specialisation constants have lower ids, in every list of shaders/. */
-#define ATTUNE__VULKAN_CONSTANTS 44
+#define ATTUNE__VULKAN_CONSTANTS 57
 
 typedef struct attune__vulkan_pipeline_desc {
     const char *name;      /* for messages */

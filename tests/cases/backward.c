@@ -53,14 +53,46 @@ static bool draw(const case_suite *s, uint64_t number, case_job *job)
     return finish(s, number, job);
 }
 
-static const attune_dtype dtypes[] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16, ATTUNE_F64};
+/* Cooperative matrices where the mask's blocks and the head dimensions allow them, successive runs with successive
+ * tiles; other cases are left out, and those with more keys than a driver of the CPU lets a workgroup read. */
+static bool take_matrices(uint64_t number, case_job *job)
+{
+#define MATRICES "{\"KERNEL\": \"vulkan_coopmat\""
+#define TILE     MATRICES ", \"BLOCK_M1\": 16, \"BLOCK_N1\": 64, \"BLOCK_M2\": 64, \"BLOCK_N2\": 16"
+    const attention_case *c = &job->c;
+    const uint32_t d = c->head_dim > c->head_dim_v ? c->head_dim : c->head_dim_v;
+    const uint32_t blocks = c->mask ? c->q_block | c->kv_block : 0; /* 0 stands for 128 */
+    const bool wide = blocks % 64 == 0;
+    job->c.backward_options = number % 4 == 1 && wide && d <= 64   ? TILE "}"
+                              : number % 4 == 2 && wide && d <= 32 ? TILE ", \"num_warps\": 4}"
+                              : number % 4 == 3 && d <= 64         ? MATRICES ", \"num_warps\": 8}"
+                                                                   : MATRICES "}";
+#undef TILE
+#undef MATRICES
+    return blocks % 16 == 0 && d <= 256 && c->kv_len <= 2048;
+}
 
+static bool make_matrix_row(const case_suite *s, uint32_t row, uint32_t variant, case_job *job)
+{
+    return make_row(s, row, variant, job) && take_matrices(row, job);
+}
+
+static bool draw_matrix(const case_suite *s, uint64_t number, case_job *job)
+{
+    return draw(s, number, job) && take_matrices(number, job);
+}
+
+static const attune_dtype dtypes[] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16, ATTUNE_F64};
+static const attune_dtype matrix_dtypes[] = {ATTUNE_F16};
+
+/* At the scale of the quick suite and of the sanitizers: every row, in two of its four dtypes. */
 static const case_suite gradients_cpu = {.backend = "cpu",
                                          .gradients = true,
                                          .dtypes = dtypes,
                                          .dtype_count = 4,
                                          .row = make_row,
                                          .variants = 4,
+                                         .sample = 40 * CASE_COUNT,
                                          .draw = draw,
                                          .random = 200};
 
@@ -72,6 +104,17 @@ static const case_suite gradients_vulkan = {.backend = "vulkan",
                                             .variants = 3,
                                             .sample = 16,
                                             .draw = draw,
+                                            .random = 4};
+
+static const case_suite gradients_matrix = {.backend = "vulkan",
+                                            .matrix = ATTUNE_MATRIX_COOPMAT,
+                                            .gradients = true,
+                                            .dtypes = matrix_dtypes,
+                                            .dtype_count = 1,
+                                            .row = make_matrix_row,
+                                            .variants = 1,
+                                            .sample = 12,
+                                            .draw = draw_matrix,
                                             .random = 4};
 
 static const case_suite gradients_cuda = {.backend = "cuda",
@@ -98,6 +141,7 @@ static const case_suite gradients_opencl = {.backend = "opencl",
 #define ROW(name, ...)                                                                                                 \
     ROW_TEST(gradients_cpu, name)                                                                                      \
     ROW_TEST(gradients_vulkan, name)                                                                                   \
+    ROW_TEST(gradients_matrix, name)                                                                                   \
     ROW_TEST(gradients_cuda, name)                                                                                     \
     ROW_TEST(gradients_opencl, name)
 #include "cases/table.h"
@@ -111,6 +155,11 @@ Test(gradients_random, cpu)
 Test(gradients_random, vulkan)
 {
     case_suite_random(&gradients_vulkan);
+}
+
+Test(gradients_random, matrix)
+{
+    case_suite_random(&gradients_matrix);
 }
 
 Test(gradients_random, cuda)

@@ -73,7 +73,8 @@ static const attune_dtype dtypes[] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16, ATTUN
         case_suite_random(&segments_gradients_##backend_name);                                                         \
     }
 
-SUITES(cpu, 4, 4, 4, 0, 600, 120)
+/* At the scale of the quick suite and of the sanitizers: every row, in one dtype. */
+SUITES(cpu, 4, 4, 4, 20 * CASE_COUNT, 600, 120)
 SUITES(vulkan, 3, 1, 2, 8, 4, 4)
 SUITES(cuda, 3, 1, 2, 2 * CASE_COUNT, 300, 300)
 SUITES(opencl, 3, 1, 2, 2, 1, 1)

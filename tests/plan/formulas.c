@@ -101,8 +101,37 @@ static uint64_t scalar(const attune_plan_choice *c, numbers x, bool portable)
     return 4 * (2 * slices + x.m * (x.n + 4 * pad) + x.m + (portable ? x.m * parts : 0) + 4);
 }
 
-static uint64_t coopmat(const attune_limits *l, numbers x)
+/* A kernel of backward: B, B2, and A, A2 where they are not held; P, dS and the rows' states. */
+static uint64_t coopmat_backward(const attune_limits *l, uint64_t outer, uint64_t inner, numbers x, bool keys)
 {
+    const uint64_t teams = x.warps * l->matrix_m < outer ? x.warps : outer / l->matrix_m, team = x.warps / teams;
+    const uint64_t each = l->matrix_m * l->matrix_n / l->subgroup_size, tiles = outer / teams / l->matrix_m;
+    /* Too few columns for the team: it divides the depth of S and dP, whose parts pass through shared memory. */
+    const bool by_depth = inner % (team * l->matrix_n) != 0;
+    const uint64_t part = by_depth ? team : 1, scores = inner / l->matrix_n / (by_depth ? 1 : team);
+    const uint64_t d = up(up(x.d, l->matrix_n) / l->matrix_n, part) / part,
+                   dv = up(up(x.dv, l->matrix_n) / l->matrix_n, part) / part;
+    const uint64_t x_tiles = up(up(x.d, l->matrix_n) / l->matrix_n, team) / team,
+                   y_tiles = keys ? up(up(x.dv, l->matrix_n) / l->matrix_n, team) / team : 0;
+    uint64_t registers = tiles * each * (x_tiles + y_tiles + 2 * scores);
+    const bool is_short = l->fragment_layout != ATTUNE_FRAGMENT_QUADS;
+    const bool hold2 = registers + tiles * dv * each / 2 <= 208 && (!is_short || tiles * dv <= 4);
+    registers += hold2 ? tiles * dv * each / 2 : 0;
+    const bool hold = registers + tiles * d * each / 2 <= 208 && (!is_short || tiles * d <= 4);
+    const uint64_t row = (most(x_tiles * team, d * part) * l->matrix_n / 8) | 1,
+                   row2 = (most(y_tiles * team, dv * part) * l->matrix_n / 8) | 1;
+    uint64_t groups = inner * (row + row2) + (hold ? 0 : outer * row) + (hold2 ? 0 : outer * row2) +
+                      (keys ? 2 : 1) * outer * (inner / 8 | 1) + (keys ? inner / 2 : 0) +
+                      (by_depth ? 2 * x.warps * tiles * scores * l->matrix_m * (l->matrix_n / 4 + 1) : 0);
+    groups = most(groups, outer * most(hold ? row : 0, hold2 ? row2 : 0));
+    /* The least that results pass through: one matrix of each subgroup. */
+    return 16 * most(groups, team * outer * (l->matrix_n / 4 + 1)) + 8;
+}
+
+static uint64_t coopmat(const attune_limits *l, const attune_plan_choice *c, numbers x)
+{
+    if (c->direction == ATTUNE_BACKWARD)
+        return most(coopmat_backward(l, x.n1, x.m1, x, true), coopmat_backward(l, x.m2, x.n2, x, false));
     const uint64_t d = up(x.d, l->matrix_k), k_row = d / 8 | 1, v_row = up(x.dv, l->matrix_n) / 8 | 1;
     const uint64_t kv = x.n * most(k_row, v_row), q = x.m * k_row;
     if (l->fragment_layout) {
@@ -134,7 +163,7 @@ uint64_t formula_bytes(const attune_limits *limits, const attune_problem *proble
         .dv = problem->head_dim_v ? problem->head_dim_v : problem->head_dim,
         .e = attune_dtype_size(dtype),
     };
-    if (!strcmp(c->kernel, "cpu"))
+    if (!strcmp(c->kernel, "cpu") || !strcmp(c->kernel, "cpu_bf16") || !strcmp(c->kernel, "cpu_amx"))
         return cpu(c, x, dtype == ATTUNE_F64);
     if (!strcmp(c->kernel, "cuda_sm80"))
         return sm80(c, x);
@@ -153,6 +182,6 @@ uint64_t formula_bytes(const attune_limits *limits, const attune_problem *proble
     if (!strcmp(c->kernel, "vulkan_portable") || !strcmp(c->kernel, "opencl_portable"))
         return scalar(c, x, true);
     if (!strcmp(c->kernel, "vulkan_coopmat"))
-        return coopmat(limits, x);
+        return coopmat(limits, c, x);
     return UINT64_MAX;
 }

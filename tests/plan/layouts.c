@@ -20,7 +20,8 @@ static void check_backward(uint32_t outer, uint32_t inner, uint32_t threads, uin
     if (attune__backward_layout_make(outer, inner, threads, d, dv, keys, &l))
         return;
 #define HOLDS(...)                                                                                                     \
-    cr_assert((__VA_ARGS__), "%u x %u, %u threads, %u, %u, keys %d: " #__VA_ARGS__, outer, inner, threads, d, dv, keys)
+    cr_assert((__VA_ARGS__), "%u x %u, %u threads, %u, %u, keys %d: %s", outer, inner, threads, d, dv, keys,           \
+              #__VA_ARGS__)
     HOLDS(4 * l.TX == inner && l.TX * l.TY == threads);
     HOLDS(l.TM * l.TY >= outer && (l.TM == 1 || l.TM * l.TY == outer));
     HOLDS(is_ceil(l.TO, 4 * l.TX, d));
@@ -68,8 +69,8 @@ static void check_matrices(uint32_t m, uint32_t n, uint32_t warps, attune__matri
     attune__matrix_layout l;
     attune__registers_layout r;
 #define HOLDS(...)                                                                                                     \
-    cr_assert((__VA_ARGS__), "%u x %u, %u warps, %u, %u, matrices %u x %u x %u: " #__VA_ARGS__, m, n, warps, d, dv,    \
-              x.m, x.n, x.k)
+    cr_assert((__VA_ARGS__), "%u x %u, %u warps, %u, %u, matrices %u x %u x %u: %s", m, n, warps, d, dv, x.m, x.n,     \
+              x.k, #__VA_ARGS__)
     if (!attune__matrix_layout_make(m, n, warps, x, d, dv, &l)) {
         const uint32_t k_row = up(d, x.k) / 8 | 1, v_row = up(dv, x.n) / 8 | 1;
         const uint32_t kv = n * larger(k_row, v_row), q = m * k_row;
@@ -94,6 +95,54 @@ static void check_matrices(uint32_t m, uint32_t n, uint32_t warps, attune__matri
         HOLDS(bound == (32000 / loops < tested ? 32000 / loops : tested));
     }
 #undef HOLDS
+}
+
+/* Regions of `memory` lie behind one another, hold their tiles, and are in the registers' budget where they are held.
+ */
+static void check_backward_matrices(uint32_t outer, uint32_t inner, uint32_t warps, attune__matrix_shape x, uint32_t d,
+                                    uint32_t dv, bool keys)
+{
+    attune__backward_matrix_layout l;
+    if (!x.fragment_layout || attune__backward_matrix_layout_make(outer, inner, warps, x, d, dv, keys, &l))
+        return;
+#define HOLDS(...)                                                                                                     \
+    cr_assert((__VA_ARGS__), "%u x %u, %u warps, %u, %u, keys %d, matrices %u x %u x %u: %s", outer, inner, warps, d,  \
+              dv, keys, x.m, x.n, x.k, #__VA_ARGS__)
+    HOLDS(l.ROW_TILES * l.MATRIX_M * (warps / l.TEAM) == outer);
+    HOLDS(l.S_TILES * (l.SPLIT_DEPTH ? 1 : l.TEAM) * l.MATRIX_N == inner);
+    HOLDS(is_ceil(l.A_TILES, (l.SPLIT_DEPTH ? l.TEAM : 1) * x.n, up(d, x.n)));
+    HOLDS(is_ceil(l.A2_TILES, (l.SPLIT_DEPTH ? l.TEAM : 1) * x.n, up(dv, x.n)));
+    HOLDS(is_ceil(l.X_TILES, l.TEAM * x.n, up(d, x.n)) && (!keys || is_ceil(l.Y_TILES, l.TEAM * x.n, up(dv, x.n))));
+    HOLDS(8 * l.B_GROUPS >= l.X_TILES * l.TEAM * x.n && 8 * l.B_GROUPS >= up(d, x.n));
+    HOLDS(8 * l.B2_GROUPS >= l.Y_TILES * l.TEAM * x.n && 8 * l.B2_GROUPS >= up(dv, x.n));
+    HOLDS(l.B_STRIDE % 2 && l.B2_STRIDE % 2 && l.P_STRIDE % 2 && 8 * l.P_STRIDE >= inner);
+    HOLDS(l.B2_OFFSET == inner * l.B_STRIDE);
+    uint32_t end = l.B2_OFFSET + inner * l.B2_STRIDE;
+    HOLDS(l.A_OFFSET == (l.HOLD_A ? 0 : end));
+    end += l.HOLD_A ? 0 : outer * l.B_STRIDE;
+    HOLDS(l.A2_OFFSET == (l.HOLD_A2 ? 0 : end));
+    end += l.HOLD_A2 ? 0 : outer * l.B2_STRIDE;
+    HOLDS(l.P_OFFSET == end && l.DS_OFFSET == end + (keys ? outer * l.P_STRIDE : 0));
+    HOLDS(l.STATE_OFFSET == l.DS_OFFSET + outer * l.P_STRIDE);
+    HOLDS(l.SUM_OFFSET == l.STATE_OFFSET + (keys ? inner / 2 : 0) && 4 * l.SUM_STRIDE > x.n);
+    HOLDS(l.MEMORY_SIZE >= l.SUM_OFFSET + (l.SPLIT_DEPTH ? warps * 2 * l.S_COUNT * x.m * l.SUM_STRIDE : 0));
+    HOLDS(!l.HOLD_A || l.MEMORY_SIZE >= outer * l.B_STRIDE);
+    HOLDS(!l.HOLD_A2 || l.MEMORY_SIZE >= outer * l.B2_STRIDE);
+    HOLDS(l.OUT_CHUNK && l.MEMORY_SIZE >= l.TEAM * outer * l.OUT_STRIDE && 4 * l.OUT_STRIDE > l.OUT_CHUNK * x.n);
+    HOLDS(!(l.HOLD_A || l.HOLD_A2) || l.registers <= ATTUNE__MOST_MATRIX_REGISTERS);
+#undef HOLDS
+}
+
+Test(layouts, of_backward_matrices)
+{
+    for (uint32_t outer = 8; outer <= 128; outer *= 2)
+        for (uint32_t inner = 8; inner <= 128; inner *= 2)
+            for (uint32_t warps = 1; warps <= 16; warps *= 2)
+                for (size_t s = 0; s < COUNT(shapes); s++)
+                    for (size_t i = 0; i < COUNT(dims); i++)
+                        for (size_t j = 0; j < COUNT(dims); j++)
+                            for (int keys = 0; keys < 2; keys++)
+                                check_backward_matrices(outer, inner, warps, shapes[s], dims[i], dims[j], keys);
 }
 
 Test(layouts, of_matrices)
