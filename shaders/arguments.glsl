@@ -70,6 +70,28 @@ vec2 add_sink(attune_vulkan_arguments args, const in uint h, inout float m)
     return result;
 }
 
+/* Parts of a row are folded from the first to the last: the sums before a part and its own are relative to m and
+ * part_m, and m becomes the larger. The same bits in every kernel. */
+vec2 fold_factors(inout float m, const in float part_m)
+{
+    float top = max(m, part_m);
+    precise vec2 factors = exp2((vec2(m, part_m) - vec2(top)) * TO_LOG2);
+    m = top;
+    return factors;
+}
+
+float fold(const in float before, const in float part, const in vec2 factors)
+{
+    precise float scaled = before * factors.x, result = fma(part, factors.y, scaled);
+    return result;
+}
+
+vec4 fold(const in vec4 before, const in vec4 part, const in vec2 factors)
+{
+    precise vec4 scaled = before * factors.x, result = fma(part, vec4(factors.y), scaled);
+    return result;
+}
+
 layout(push_constant) uniform Push{ATTUNE_PUSH_LAUNCH} push;
 
 #endif

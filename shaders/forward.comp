@@ -46,11 +46,13 @@ const uint FORBIDDEN = 0x80000000u;
     else                                                                                                               \
         widen(type, group, low, high)
 #define IS_NON_FINITE(group, low, high) is_non_finite(low, high)
+#define NEXT_TILE(next)                 next_tile(next)
 #else
 #define POSITION 0
 #define SEQUENCE
 #define WIDEN(type, group, low, high)   widen(group, low, high)
 #define IS_NON_FINITE(group, low, high) is_non_finite(group)
+#define NEXT_TILE(next)                 block_iterator_next(next, kv_block, kv_len)
 #endif
 
 const uint SLICE_GROUPS = SLICE / 8u, CHUNK_GROUPS = HEAD_DIM_V / 8u; /* of eight elements */
@@ -250,6 +252,13 @@ void apply_mods(const in KeyTile tile)
     }
 }
 
+#ifdef SERVING
+/* Of the parts before this one, with problem.split_keys. */
+vec4 sum_o[SUM_SIZE];
+float sum_m, sum_l;
+bool has_sums = false;
+#endif
+
 float largest_of_row(const in float value)
 {
     float most = value;
@@ -364,6 +373,54 @@ void accumulate_o(const in uint n0, const in bool masked)
     }
 }
 
+#ifdef SERVING
+/* The factor of a row, from the invocations of the row to the grid. */
+void share_factor(const in float value, out float factors[TM])
+{
+    barrier();
+    if (has_scores && part == 0u)
+        rows[row] = value;
+    barrier();
+    [[unroll]] for (uint i = 0u; i < TM; i++)
+        factors[i] = ty < BLOCK_M ? rows[ty + TY * i] : 0.0;
+}
+
+/* The end of a part of the keys in an item that has all of them: as serving_combine.comp folds parts of many items. */
+void fold_part()
+{
+    float before[TM], own[TM];
+    vec2 factors = vec2(0.0, 1.0);
+    l = sum_of_row(l);
+    if (has_sums) {
+        factors = fold_factors(sum_m, m);
+        sum_l = fold(sum_l, l, factors);
+        share_factor(factors.x, before);
+        share_factor(factors.y, own);
+    } else {
+        sum_m = m;
+        sum_l = l;
+    }
+    [[unroll]] for (uint i = 0u; i < SUM_SIZE; i++) {
+        sum_o[i] = has_sums ? fold(sum_o[i], o[i], vec2(before[i / TO], own[i / TO])) : o[i];
+        o[i] = vec4(0.0);
+    }
+    m = LOWEST;
+    l = 0.0;
+    has_sums = true;
+}
+
+/* The sums become the result. */
+void end_parts()
+{
+    if (!has_sums)
+        return;
+    m = sum_m;
+    l = part == 0u ? sum_l : 0.0;
+    [[unroll]] for (uint i = 0u; i < SUM_SIZE; i++)
+        o[i] = sum_o[i];
+}
+#endif
+
 /* 7: store O and LSE, or the partial result of a split */
 void store_o()
 {
@@ -373,7 +430,7 @@ void store_o()
     if (has_row && part == 0u) {
         float top = m;
         vec2 sink = split ? vec2(1.0, 0.0) : add_sink(args, row_h, top);
-        float sum = l * sink.x + sink.y;
+        precise float sum = l * sink.x + sink.y;
         if (is_zero(sum))
             rows[row] = is_partial_result ? 1.0 : ZERO_ROW;
         else
@@ -433,7 +490,7 @@ void main()
 #else
     BlockIterator next = block_iterator_begin(args, coord);
 #endif
-    bool more = block_iterator_next(next, kv_block, kv_len);
+    bool more = NEXT_TILE(next);
     if (more) {
         load_q(0u);
         load_k(next.row0, 0u);
@@ -450,7 +507,7 @@ void main()
         if (tid == 0u)
             absent[parity] = 0u;
 #endif
-        more = block_iterator_next(next, kv_block, kv_len);
+        more = NEXT_TILE(next);
 
         /* 1, 2: load Q and K, a slice at a time; 3: S = Q K^T */
         [[unroll]] for (uint i = 0u; i < ACC_SIZE; i++)
@@ -497,7 +554,15 @@ void main()
             }
             barrier();
         }
+#ifdef SERVING
+        if (FOLDS && slot == ATTUNE_VULKAN_NO_SLOT &&
+            (!more || next.row0 / serving.split_keys != tile.kv0 / serving.split_keys))
+            fold_part();
+#endif
     }
 
+#ifdef SERVING
+    end_parts();
+#endif
     store_o(); /* 7: store O and LSE */
 }

@@ -302,6 +302,94 @@ void attune_mod_keep(const in uvec2 mod)
 #define OF_SEQUENCE
 #endif
 
+#ifdef SERVING
+/* -------------------------------------------------------------------------------------------------------- intervals */
+
+const ivec2 ATTUNE_ALL = ivec2(-2147483647 - 1, 2147483647);
+
+/* The sum of two numbers; `valid` becomes false if it wraps. */
+int attune_mod_sum(const in int a, const in int b, inout bool valid)
+{
+    int sum = a + b;
+    valid = valid && ((a ^ sum) & (b ^ sum)) >= 0;
+    return sum;
+}
+
+int attune_mod_product(const in int a, const in int b, inout bool valid)
+{
+    int high, low;
+    imulExtended(a, b, high, low);
+    valid = valid && high == low >> 31;
+    return low;
+}
+
+/* As src/expr/bounds.c, with the operations of src/vulkan/emit.c: [low, high] of integers, or of false 0 and true 1.
+ * What may wrap has any value. */
+ivec2 attune_mod_bound(const in int op, const in ivec2 a, const in ivec2 b)
+{
+    bool valid = true;
+    ivec2 r = ATTUNE_ALL;
+    switch (op) {
+    case 0:
+        r = ivec2(attune_mod_sum(a.x, b.x, valid), attune_mod_sum(a.y, b.y, valid));
+        break;
+    case 1: /* a + ~b + 1 = a - b, and ~b never wraps */
+        valid = (a.x ^ b.y) >= 0 || ((a.x ^ (a.x - b.y)) >= 0);
+        valid = valid && ((a.y ^ b.x) >= 0 || ((a.y ^ (a.y - b.x)) >= 0));
+        r = ivec2(a.x - b.y, a.y - b.x);
+        break;
+    case 2: {
+        ivec4 p = ivec4(attune_mod_product(a.x, b.x, valid), attune_mod_product(a.x, b.y, valid),
+                        attune_mod_product(a.y, b.x, valid), attune_mod_product(a.y, b.y, valid));
+        r = ivec2(min(min(p.x, p.y), min(p.z, p.w)), max(max(p.x, p.y), max(p.z, p.w)));
+        break;
+    }
+    case 3: /* by one number above 0 it is monotone */
+        valid = b.x == b.y && b.x > 0;
+        r = ivec2(attune_mod_idiv(a.x, b.x), attune_mod_idiv(a.y, b.x));
+        break;
+    case 4:
+        return min(a, b);
+    case 5:
+        return max(a, b);
+    case 6:
+        return ivec2(a.x == b.y && a.y == b.x ? 1 : 0, a.x <= b.y && b.x <= a.y ? 1 : 0);
+    case 7:
+        return ivec2(a.x > b.y || b.x > a.y ? 1 : 0, a.x != b.y || a.y != b.x ? 1 : 0);
+    case 8:
+        return ivec2(a.y < b.x ? 1 : 0, a.x < b.y ? 1 : 0);
+    case 9:
+        return ivec2(a.y <= b.x ? 1 : 0, a.x <= b.y ? 1 : 0);
+    case 10:
+        return a & b;
+    case 11:
+        return a | b;
+    case 12:
+        valid = a.x != ATTUNE_ALL.x;
+        r = ivec2(max(max(a.x, -a.y), 0), max(-a.x, a.y));
+        break;
+    default:
+        valid = a.x != ATTUNE_ALL.x;
+        r = ivec2(-a.y, -a.x);
+        break;
+    }
+    return valid ? r : ATTUNE_ALL;
+}
+
+ivec2 attune_mod_bound_select(const in ivec2 c, const in ivec2 a, const in ivec2 b)
+{
+    return c.x == 1 ? a : c.y == 0 ? b : ivec2(min(a.x, b.x), max(a.y, b.y));
+}
+
+/* Whether the mask is false and whether it is true at some pairs of a box, or may be: low 1 = it is true at all of
+ * them, high 0 = at none. */
+ivec2 attune_mask_bounds(const in int b, const in ivec2 h, const in ivec2 q, const in ivec2 kv, const in uvec2 mod,
+                         const in int q_len, const in int kv_len, const in ivec2 row)
+{
+    return attune_mod_bound_select(attune_mod_bound(q_len, q, kv), h, row);
+}
+#endif
+
 float attune_score(const in float score, const in int b, const in int h, const in int q, const in int kv,
                    const in uvec2 mod OF_SEQUENCE)
 {

@@ -12,12 +12,32 @@
 
 uint parity = 0u; /* of the tile whose keys are loaded next */
 
-void begin_sequence()
+/* Of the item: where its partial result is, and its keys. */
+uint slot = ATTUNE_VULKAN_NO_SLOT, first_key = 0u, end_key = 0xffffffffu;
+
+/* From the number of a workgroup that of its tile. False where there is none; a schedule may hold anything. */
+bool begin_item(inout uint index)
 {
     serving = attune_vulkan_serving(args.serving);
+    if (all(equal(serving.schedule, args.serving)))
+        return true;
+    attune_vulkan_schedule head = attune_vulkan_schedule(serving.schedule);
+    uvec4 item = Uvec4(address_step(serving.schedule, min(index, serving.items - 1u) + 1u, uvec2(16u, 0u))).value;
+    bool has_item = index < min(head.items, serving.items) && item.x < tile_count(args) &&
+                    (item.z == ATTUNE_VULKAN_NO_SLOT || item.z < serving.slots);
+    index = has_item ? item.x : 0u;
+    slot = item.z;
+    if (slot != ATTUNE_VULKAN_NO_SLOT) {
+        first_key = item.y * head.part_keys;
+        end_key = first_key + head.part_keys;
+    }
+    return has_item;
+}
+
+void begin_sequence()
+{
     begin_rows(coord.b);
-    coord.queries = coord.q0 < sequence.q_len ? min(args.q_step, sequence.q_len - coord.q0) : 0u;
-    coord.rows = coord.heads * coord.queries;
+    begin_queries(args, coord, sequence.q_len);
     begin_length(coord.b);
     kv_len = sequence.kv_len;
     k_plane = address_step(args.k.address, coord.kv_h, args.k.stride_h);
@@ -27,9 +47,46 @@ void begin_sequence()
 /* The tiles of a sequence begin at multiples of BLOCK_N of its keys. */
 BlockIterator begin_keys()
 {
-    BlockIterator it = block_iterator_begin(uvec2(0u), 0u, (kv_len + BLOCK_N - 1u) / BLOCK_N);
-    it.block = sequence.kv_first / BLOCK_N;
+    BlockIterator it = block_iterator_begin(uvec2(0u), 0u, (min(kv_len, end_key) + BLOCK_N - 1u) / BLOCK_N);
+    it.block = max(sequence.kv_first, first_key) / BLOCK_N;
     return it;
+}
+
+/* The mask over some tiles of keys, from the first to before the last. */
+ivec2 bound_mask(const in uint tile, const in uint end)
+{
+    int q = sequence.position + int(coord.q0), row = int(sequence.token0 + coord.q0), last = int(coord.queries) - 1;
+    return attune_mask_bounds(int(coord.b), ivec2(coord.h0, coord.h0 + coord.heads - 1u), ivec2(q, q + last),
+                              ivec2(tile * BLOCK_N, min(end * BLOCK_N, kv_len) - 1u), args.mask_mod,
+                              int(sequence.q_len), int(kv_len), ivec2(row, row + last));
+}
+
+/* The next tile that the mask's bounds leave: of those that they do not, ever more are skipped at once. */
+bool next_tile(inout BlockIterator it)
+{
+    bool more = block_iterator_next(it, kv_block, kv_len);
+    if (!MASK)
+        return more;
+    bool grows = true;
+    for (uint count = 1u; more;) {
+        uint tile = it.row0 / BLOCK_N, end = min(tile + count, it.end);
+        ivec2 any = bound_mask(tile, end);
+        if (any.y != 0 && count == 1u) {
+            it.kind = 1u - uint(any.x);
+            break;
+        }
+        if (any.y != 0) {
+            grows = false;
+            count /= 2u;
+        } else {
+            it.row0 = end * BLOCK_N;
+            it.block = end + 1u;
+            more = end < it.end;
+            count *= grows ? 2u : 1u;
+        }
+    }
+    it.row_end = min(it.row0 + BLOCK_N, kv_len);
+    return more;
 }
 
 /* The page of a key that the sequence has, and its row there. */

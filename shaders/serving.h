@@ -24,7 +24,33 @@ ATTUNE_BLOCK(attune_vulkan_serving)
     ATTUNE_UINT pool, page;                               /* pages, and keys of a page */
     ATTUNE_UINT entries;                                  /* of the block table: of a row, or of the list */
     ATTUNE_UINT tree_words;
-    ATTUNE_UINT pad[3];
+    ATTUNE_UINT items, slots; /* of a schedule, at most: workgroups, and partial results */
+    ATTUNE_UINT wanted;       /* items for which the keys of a call are divided */
+    ATTUNE_ADDRESS schedule;  /* an attune_vulkan_schedule; that of this block = every workgroup has one tile */
+    ATTUNE_UINT split_keys;   /* keys of a part; 0 = as the lengths have it */
+    ATTUNE_UINT pad;
 };
+
+/*
+ * The work of a batch, which serving_schedule.comp divides: workgroups compute items, and then merge the tiles that
+ * have several. A uvec4 for each follows:
+ *
+ *     items[serving.items]        tile, part, slot of the partial result, 0
+ *     merges[serving.slots / 2]   tile, parts, first slot, 0
+ *
+ * A tile is numbered as in tiles.glsl, without splits. Part i has the keys from i * part_keys on.
+ */
+ATTUNE_BLOCK(attune_vulkan_schedule)
+{
+    ATTUNE_UINT items, merges, part_keys, pad;
+};
+
+/* Of an item that has all keys of its tile. */
+#define ATTUNE_VULKAN_NO_SLOT 0xffffffffu
+
+/* Invocations of serving_schedule.comp and of serving_combine.comp. */
+#define ATTUNE_VULKAN_SCHEDULE_THREADS 128u
+/* Shorter parts would read their rows of Q and write partial results for too few keys. */
+#define ATTUNE_VULKAN_PART_KEYS 256u
 
 #endif

@@ -37,6 +37,19 @@ TileCoord tile_coord_of(attune_vulkan_arguments args, uint index)
     return coord;
 }
 
+/* Without splits. */
+uint tile_count(attune_vulkan_arguments args)
+{
+    return args.batch * args.kv_heads * args.q_chunks * args.head_chunks;
+}
+
+/* The queries of a tile, of a sequence that has q_len. */
+void begin_queries(attune_vulkan_arguments args, inout TileCoord coord, const in uint q_len)
+{
+    coord.queries = coord.q0 < q_len ? min(args.q_step, q_len - coord.q0) : 0u;
+    coord.rows = coord.heads * coord.queries;
+}
+
 uint head_of(const in uint row, const in uint queries)
 {
     return PACKED ? row / queries : 0u;

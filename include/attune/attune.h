@@ -765,8 +765,8 @@ typedef struct attune_problem {
     /*
      * Serving: the keys of a sequence are summed in parts that begin at the multiples of split_keys, and the parts are
      * added in order, whatever the batch: a sequence has the same bits alone and among others. A multiple of 256; 0 =
-     * the device's choice (the CPU: 1,024; others: one part; so that bits never depend on the batch). CPU only, if it
-     * is not 0.
+     * the device's choice: on the CPU 1,024, on OpenCL one part; on Vulkan and CUDA parts that depend on the lengths of
+     * all sequences, as bits then do. CPU and Vulkan only, if it is not 0.
      */
     uint32_t split_keys;
 } attune_problem;
@@ -1106,15 +1106,18 @@ ATTUNE_API attune_status attune_forward(const attune_plan *plan, attune_queue *q
 
 /*
  * Divides the work of a batch over the device's compute units, once a step: args are those of any of the step's calls
- * of attune_forward, of which the lengths, the block table and args->schedule are read, and the schedule, of
- * attune_plan_schedule_size bytes, is written. All calls with the same plan, or plans with the same choice, heads and
- * split_keys, and these lengths, may then pass it: the layers of a model. It is valid until the lengths change, may be
- * written again for others, and does not affect results. Launches only, as attune_forward. CPU only; on other devices
- * UNSUPPORTED.
+ * of attune_forward, of which the batch's rows and lengths (q_start, kv_len, kv_first, count), the block table and
+ * args->schedule are read, and the schedule, of attune_plan_schedule_size bytes, is written. All calls with these rows
+ * and lengths, a block table of this size and the same plan, or a plan with the same choice whose problem differs in
+ * expressions and scale alone, may then pass it: the layers of a model. It is valid until rows or lengths change, may
+ * be written again for others, and does not affect results. On CUDA it also counts the parts of a call that are done,
+ * so that calls with the same schedule must not run at once: those of several streams have one each. Launches only, as
+ * attune_forward. On OpenCL UNSUPPORTED.
  */
 ATTUNE_API attune_status attune_schedule(const attune_plan *plan, attune_queue *queue, const attune_forward_args *args,
                                          attune_completion *completion);
-/* Returns the bytes of a schedule; 0 for plans that have none. */
+/* Returns the bytes of a schedule; 0 for plans that have none: on CUDA those of few keys, whose calls are one launch.
+ */
 ATTUNE_API uint64_t attune_plan_schedule_size(const attune_plan *plan);
 
 /* Arguments of attune_append. Rows are those of attune_forward: [tokens, heads, columns], or [sequences, heads, q_len,

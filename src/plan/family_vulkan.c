@@ -5,8 +5,10 @@
  * padded by the few that keep columns off one bank. No option sets the stages: these interfaces have no asynchronous
  * copy.
  */
+#include "base/round.h"
 #include "plan/family.h"
 #include "plan/layout.h"
+#include "plan/partition.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
@@ -85,6 +87,9 @@ static const char *scalar_reject_tile(const attune__search *search, const attune
         return why;
     if (search->pass == ATTUNE__PASS_BACKWARD)
         return attune__vulkan_backward_reject(search, tile, threads, option);
+    *option = ATTUNE__BLOCK_N;
+    if (search->shape->split_keys % tile->value[ATTUNE__BLOCK_N])
+        return "it must divide problem.split_keys";
     attune__forward_layout layout;
     why = attune__forward_layout_make(tile->value[ATTUNE__BLOCK_M], tile->value[ATTUNE__BLOCK_N], threads,
                                       search->shape->head_dim, search->shape->head_dim_v, subgroups, false, &layout);
@@ -119,13 +124,66 @@ static attune__cost portable_cost(const attune__search *search, const attune__ti
     }
 #define MIXES (1u << ATTUNE__PASS_FORWARD | 1u << ATTUNE__PASS_DECODE)
 
+/* Items for each compute unit, bytes of partial results, and tiles of calls that are not bounded by their rows. */
+#define ITEMS_PER_UNIT 4
+#define MOST_PARTIALS  (UINT64_C(16) << 20)
+#define FEW_TILES      16384
+#define MOST_ITEMS     (INT64_C(1) << 27)
+
+/* The most tiles of a batch: sequences have a tile that is not full, or each has all of its rows. Only starts that are
+ * out of order name more rows than there are. */
+static int64_t most_serving_tiles(const attune__shape *s, uint32_t block_m)
+{
+    const attune__partition c = attune__partition_make(&(attune__partition_desc){
+        .batch = s->batch,
+        .heads = s->heads,
+        .kv_heads = s->kv_heads,
+        .q_len = s->q_len,
+        .block_m = block_m,
+        .decode = true,
+        .one_list = true,
+    });
+    const int64_t planes = s->kv_heads * c.head_chunks, all = c.q_chunks * s->batch;
+    if (all > UINT32_MAX / planes)
+        return INT64_MAX; /* their numbers have 32 bits */
+    int64_t most = s->tokens / c.q_step + s->batch;
+    if (most < FEW_TILES / planes)
+        most = FEW_TILES / planes;
+    return (most < all ? most : all) * planes;
+}
+
+attune__vulkan_parts attune__vulkan_parts_make(const attune__shape *shape, const attune_limits *limits,
+                                               uint32_t block_m)
+{
+    attune__vulkan_parts p = {0};
+    const int64_t least = shape->split_keys ? shape->split_keys : 2 * ATTUNE__VULKAN_PART_KEYS;
+    if (!shape->tokens || shape->kv_len <= least)
+        return p;
+    const uint64_t part = block_m * (uint64_t)shape->head_dim_v * sizeof(float), fit = MOST_PARTIALS / 2 / part;
+    const uint64_t wanted = ITEMS_PER_UNIT * (uint64_t)(limits->compute_units ? limits->compute_units : 1);
+    const int64_t tiles = most_serving_tiles(shape, block_m);
+    p.wanted = (uint32_t)(wanted < fit ? wanted : fit ? fit : 1);
+    if (tiles > MOST_ITEMS)
+        return (attune__vulkan_parts){0};
+    p.slots = 2 * p.wanted;
+    p.items = (uint32_t)tiles + p.slots;
+    p.partials = attune__round_up64(p.slots * part, 256);
+    p.partials_ml = attune__round_up64((uint64_t)p.slots * block_m * 2 * sizeof(float), 256);
+    p.schedule = attune__round_up64(16 * (1 + (uint64_t)p.items + p.slots / 2), 256);
+    return p;
+}
+
 uint64_t attune__vulkan_workspace_bytes(const attune__search *search, const attune__tile *tile,
                                         const attune__cost *cost, uint32_t split)
 {
-    (void)tile;
     (void)cost;
     if (search->pass == ATTUNE__PASS_BACKWARD)
         return attune__vulkan_backward_workspace(search->shape).size;
+    if (search->shape->tokens) {
+        const attune__vulkan_parts p =
+            attune__vulkan_parts_make(search->shape, search->limits, tile->value[ATTUNE__BLOCK_M]);
+        return p.partials + p.partials_ml + p.schedule + ATTUNE__VULKAN_ARGUMENTS;
+    }
     return attune__workspace_parts(search, split) + ATTUNE__VULKAN_ARGUMENTS;
 }
 
@@ -145,6 +203,7 @@ const attune__family attune__vulkan_portable = {
     .backend = ATTUNE_BACKEND_VULKAN,
     .sinks = true,
     .serving = true,
+    .fixed_splits = true,
     .wide_heads = true,
     .reject_problem = vulkan_reject_problem,
     .dtypes = ATTUNE__CACHE_DTYPES,
@@ -224,6 +283,7 @@ const attune__family attune__vulkan_subgroup = {
     .backend = ATTUNE_BACKEND_VULKAN,
     .sinks = true,
     .serving = true,
+    .fixed_splits = true,
     .wide_heads = true,
     .reject_problem = vulkan_reject_problem,
     .subgroups = true,

@@ -95,6 +95,19 @@ uint32_t attune__opencl_serving_width(const attune_limits *limits);
 
 /* Vulkan: the arguments of a launch, after the partial results. */
 #define ATTUNE__VULKAN_ARGUMENTS UINT64_C(4096)
+/* Over a cache the keys of a tile are divided into parts where that is worth it, by a schedule that the device computes
+ * (shaders/serving.h). Partial results, their row maxima and sums, and the schedule are before the arguments, each
+ * rounded up to 256 bytes. */
+typedef struct attune__vulkan_parts {
+    uint32_t wanted; /* items of a call, at least, if it has the keys */
+    uint32_t slots;  /* partial results at most; 0 = a tile has all of its keys, and there is no schedule */
+    uint32_t items;  /* tiles and parts at most */
+    uint64_t partials, partials_ml, schedule; /* bytes */
+} attune__vulkan_parts;
+/* Shorter parts would be mostly the reading of Q and the merge: as in shaders/serving.h. */
+#define ATTUNE__VULKAN_PART_KEYS 256
+attune__vulkan_parts attune__vulkan_parts_make(const attune__shape *shape, const attune_limits *limits,
+                                               uint32_t block_m);
 /* In backward they are after float delta[batch][heads][q_len] and ATTUNE__VULKAN_SUM bytes for each element of a
  * capture whose gradient may be requested, each rounded up to 256. */
 #define ATTUNE__VULKAN_SUM UINT64_C(64)

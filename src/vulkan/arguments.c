@@ -114,7 +114,7 @@ void attune__vulkan_arguments_record(const attune__vulkan_arguments_block *block
                                      VkCommandBuffer commands)
 {
     const attune__forward *call = block->call;
-    const attune__vulkan_buffer *workspace = (const attune__vulkan_buffer *)call->workspace;
+    const attune__vulkan_buffer *buffer = (const attune__vulkan_buffer *)block->buffer;
     union {
         uint32_t words[ATTUNE__VULKAN_ARGUMENTS / 4];
         char bytes[ATTUNE__VULKAN_ARGUMENTS];
@@ -137,6 +137,6 @@ void attune__vulkan_arguments_record(const attune__vulkan_arguments_block *block
     if (block->sum_count)
         memcpy(packed.bytes + size, block->sums, block->sum_count * sizeof *block->sums);
     size += block->sum_count * sizeof *block->sums;
-    device->vk.CmdUpdateBuffer(commands, workspace->handle, workspace->offset + call->workspace_offset + block->offset,
-                               attune__round_up64(size, 4), packed.words);
+    device->vk.CmdUpdateBuffer(commands, buffer->handle, buffer->offset + block->offset, attune__round_up64(size, 4),
+                               packed.words);
 }

@@ -28,8 +28,11 @@ void attune__vulkan_arguments_partition(const attune__partition *partition, attu
 /* serving.c: what a call over a cache has besides, for the block that will be at an address. */
 attune_vulkan_array attune__vulkan_array_describe(const attune_tensor *tensor, uint64_t absent);
 void attune__vulkan_serving_describe(const attune__forward *call, uint64_t address, attune_vulkan_serving *serving);
+/* schedule.c: its schedule. */
+void attune__vulkan_schedule_describe(const attune__shape *shape, const attune__vulkan_parts *parts, uint64_t schedule,
+                                      attune_vulkan_arguments *arguments, attune_vulkan_serving *serving);
 
-/* All that a call's kernels read at `offset` of its workspace, in this order: the arguments, the table of the score
+/* All that a call's kernels read at `offset` of a buffer, in this order: the arguments, the table of the score
  * expression, that of the mask and the sequences of a call over a cache, the sums of capture gradients. */
 typedef struct attune__vulkan_arguments_block {
     const attune__forward *call;
@@ -40,6 +43,7 @@ typedef struct attune__vulkan_arguments_block {
     const attune_vulkan_sums *sums;
     uint32_t sum_count;
     const uint64_t *sum_addresses; /* by symbol; 0 = not requested. NULL = none is */
+    const attune_buffer *buffer;
     uint64_t offset;
 } attune__vulkan_arguments_block;
 

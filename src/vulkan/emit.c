@@ -97,7 +97,8 @@ static uint32_t variable(emitter *e, attune__var var)
     return e->stub->score;
 }
 
-static uint32_t capture(emitter *e, const attune__node *node)
+/* The element of a capture at indices. */
+static uint32_t load_capture(emitter *e, const attune__node *node, uint32_t symbol, const uint32_t *indices)
 {
     static const attune__helper loads[] = {
         [ATTUNE_F32] = ATTUNE__HELPER_F32,   [ATTUNE_F16] = ATTUNE__HELPER_F16, [ATTUNE_BF16] = ATTUNE__HELPER_BF16,
@@ -105,16 +106,23 @@ static uint32_t capture(emitter *e, const attune__node *node)
         [ATTUNE_BOOL] = ATTUNE__HELPER_BOOL,
     };
     const attune__module *m = e->module;
-    const uint32_t symbol = (uint32_t)node->value.i, at = attune__mods_capture_at(e->expr, symbol);
+    const uint32_t at = attune__mods_capture_at(e->expr, symbol);
     uint32_t arguments[2 + ATTUNE_MAX_RANK] = {e->stub->mod, integer(e, at)};
-    for (uint32_t i = 0; i < node->arg_count; i++)
-        arguments[2 + i] = e->value[node->arg[i]];
+    memcpy(arguments + 2, indices, node->arg_count * sizeof *indices);
     const uint32_t address = call(e, (attune__helper)(ATTUNE__HELPER_AT_1 + node->arg_count - 1), m->type_uvec3,
                                   arguments, 2 + node->arg_count);
     const uint32_t type = node->type == ATTUNE__BOOL  ? m->type_bool
                           : node->type == ATTUNE__INT ? m->type_int
                                                       : m->type_float;
     return call(e, loads[e->expr->symbols[symbol].dtype], type, &address, 1);
+}
+
+static uint32_t capture(emitter *e, const attune__node *node)
+{
+    uint32_t indices[ATTUNE_MAX_RANK];
+    for (uint32_t i = 0; i < node->arg_count; i++)
+        indices[i] = e->value[node->arg[i]];
+    return load_capture(e, node, (uint32_t)node->value.i, indices);
 }
 
 static uint32_t parameter(emitter *e, const attune__node *node)
@@ -315,6 +323,130 @@ static uint32_t emit_node(emitter *e, const attune__node *node)
     }
 }
 
+/* ----------------------------------------------------------------------------------------------------------- bounds */
+
+/* Intervals of integers and bools, as in expr/bounds.c: what is not followed here is bounded by all values. The
+ * operations of attune_mod_bound in shaders/mods.glsl. */
+enum { ADD, SUB, MUL, DIV, MIN, MAX, EQ, NE, LT, LE, AND, OR, ABS, NEG };
+
+static uint32_t interval(emitter *e, uint32_t low, uint32_t high)
+{
+    const uint32_t id = new_id(e);
+    attune__words_add(e->body, SpvOpCompositeConstruct, (uint32_t[]){e->module->type_ivec2, id, low, high}, 4);
+    return id;
+}
+
+static uint32_t end_of(emitter *e, uint32_t bounds, uint32_t which)
+{
+    const uint32_t id = new_id(e);
+    attune__words_add(e->body, SpvOpCompositeExtract, (uint32_t[]){e->module->type_int, id, bounds, which}, 4);
+    return id;
+}
+
+static uint32_t bound(emitter *e, int op, uint32_t a, uint32_t b)
+{
+    return call(e, ATTUNE__HELPER_BOUND, e->module->type_ivec2, (uint32_t[]){integer(e, (uint32_t)op), a, b}, 3);
+}
+
+static uint32_t anything(emitter *e, const attune__node *node)
+{
+    return node->type == ATTUNE__INT ? interval(e, integer(e, 0x80000000u), integer(e, 0x7fffffffu))
+                                     : interval(e, integer(e, 0), integer(e, 1));
+}
+
+static uint32_t bound_variable(emitter *e, attune__var var)
+{
+    const attune__stub *stub = e->stub;
+    const uint32_t offset = var == ATTUNE__VAR_B ? 3 : var == ATTUNE__VAR_Q ? 5 : 4;
+    uint32_t value, moved;
+    switch (var) {
+    case ATTUNE__VAR_KV:
+        return stub->kv;
+    case ATTUNE__VAR_ROW:
+        return stub->row;
+    case ATTUNE__VAR_Q_LEN:
+        return interval(e, stub->q_len, stub->q_len);
+    case ATTUNE__VAR_KV_LEN:
+        return interval(e, stub->kv_len, stub->kv_len);
+    default:
+        value = var == ATTUNE__VAR_B ? interval(e, stub->b, stub->b) : var == ATTUNE__VAR_Q ? stub->q : stub->h;
+        moved = word(e, offset);
+        value = bound(e, ADD, value, interval(e, moved, moved));
+        break;
+    }
+    if (var != ATTUNE__VAR_H_KV)
+        return value;
+    const uint32_t group = word(e, 2);
+    return bound(e, DIV, value, interval(e, group, group));
+}
+
+/* An element, where the indices are exact; any value elsewhere. */
+static uint32_t bound_capture(emitter *e, const attune__node *node)
+{
+    const attune__module *m = e->module;
+    const uint32_t symbol = (uint32_t)node->value.i;
+    uint32_t exact = truth(e, true), low[ATTUNE_MAX_RANK];
+    for (uint32_t i = 0; i < node->arg_count; i++) {
+        low[i] = end_of(e, e->value[node->arg[i]], 0);
+        const uint32_t same = operation(e, SpvOpIEqual, m->type_bool, low[i], end_of(e, e->value[node->arg[i]], 1), 0);
+        exact = operation(e, SpvOpLogicalAnd, m->type_bool, exact, same, 0);
+    }
+    uint32_t value = load_capture(e, node, symbol, low);
+    if (node->type == ATTUNE__BOOL)
+        value = operation(e, SpvOpSelect, m->type_int, value, integer(e, 1), integer(e, 0));
+    const uint32_t all = anything(e, node);
+    const uint32_t first = operation(e, SpvOpSelect, m->type_int, exact, value, end_of(e, all, 0)),
+                   last = operation(e, SpvOpSelect, m->type_int, exact, value, end_of(e, all, 1));
+    return interval(e, first, last);
+}
+
+static uint32_t bound_node(emitter *e, const attune__node *node)
+{
+    static const int8_t operations[] = {
+        [ATTUNE__OP_ADD] = ADD + 1, [ATTUNE__OP_SUB] = SUB + 1, [ATTUNE__OP_MUL] = MUL + 1, [ATTUNE__OP_DIV] = DIV + 1,
+        [ATTUNE__OP_MIN] = MIN + 1, [ATTUNE__OP_MAX] = MAX + 1, [ATTUNE__OP_EQ] = EQ + 1,   [ATTUNE__OP_NE] = NE + 1,
+        [ATTUNE__OP_LT] = LT + 1,   [ATTUNE__OP_LE] = LE + 1,   [ATTUNE__OP_AND] = AND + 1, [ATTUNE__OP_OR] = OR + 1,
+        [ATTUNE__OP_ABS] = ABS + 1, [ATTUNE__OP_NEG] = NEG + 1,
+    };
+    const uint32_t arity = attune__op_arity((attune__op)node->op);
+    const uint32_t a = arity > 0 ? e->value[node->arg[0]] : 0, b = arity > 1 ? e->value[node->arg[1]] : a;
+    uint32_t value;
+    switch ((attune__op)node->op) {
+    case ATTUNE__OP_CONST:
+        value = integer(e, (uint32_t)node->value.i);
+        return interval(e, value, value);
+    case ATTUNE__OP_VAR:
+        return bound_variable(e, (attune__var)node->value.i);
+    case ATTUNE__OP_PARAM:
+        value = word(e, 8 + (uint32_t)node->value.i);
+        return interval(e, value, value);
+    case ATTUNE__OP_CAPTURE:
+        return bound_capture(e, node);
+    case ATTUNE__OP_NOT: {
+        const uint32_t one = integer(e, 1);
+        return bound(e, SUB, interval(e, one, one), a);
+    }
+    case ATTUNE__OP_SELECT:
+        return call(e, ATTUNE__HELPER_BOUND_SELECT, e->module->type_ivec2, (uint32_t[]){a, b, e->value[node->arg[2]]},
+                    3);
+    default:
+        if (node->op >= sizeof operations || !operations[node->op] ||
+            e->expr->nodes[node->arg[0]].type == ATTUNE__FLOAT)
+            return anything(e, node);
+        return bound(e, operations[node->op] - 1, a, b);
+    }
+}
+
+/* Floats have no value: no node of another type is computed from one but by `anything`. */
+static void emit_bounds(emitter *e)
+{
+    const uint32_t count = e->expr->node_count;
+    for (uint32_t i = 0; i < count; i++)
+        if (e->expr->nodes[i].type != ATTUNE__FLOAT)
+            e->value[i] = bound_node(e, &e->expr->nodes[i]);
+    attune__words_add(e->body, SpvOpReturnValue, &e->value[count - 1], 1);
+}
+
 /* Marks `node` and the nodes that it is computed from. */
 static void need(const attune_expr *expr, uint32_t node, bool *needed)
 {
@@ -416,9 +548,10 @@ static void emit_default(emitter *e)
         return;
     }
     const uint32_t one = UINT32_C(0x3f800000);
-    const uint32_t result = kind == ATTUNE__STUB_MASK      ? truth(e, true)
-                            : kind == ATTUNE__STUB_D_SCORE ? constant(e, e->module->type_float, one)
-                                                           : e->stub->score;
+    const uint32_t result = kind == ATTUNE__STUB_MASK_BOUNDS ? interval(e, integer(e, 1), integer(e, 1))
+                            : kind == ATTUNE__STUB_MASK      ? truth(e, true)
+                            : kind == ATTUNE__STUB_D_SCORE   ? constant(e, e->module->type_float, one)
+                                                             : e->stub->score;
     attune__words_add(e->body, SpvOpReturnValue, &result, 1);
 }
 
@@ -429,7 +562,7 @@ void attune__mods_emit(attune__module *module, const attune__stub *stub, const a
     emitter e = {.module = module, .stub = stub, .body = body};
     e.expr = gradient                           ? gradient->expr
              : stub->kind == ATTUNE__STUB_SCORE ? mods->score
-             : stub->kind == ATTUNE__STUB_MASK  ? mods->mask
+             : !is_derivative                   ? mods->mask
                                                 : NULL;
     const uint32_t label = new_id(&e);
     attune__words_add(body, SpvOpLabel, &label, 1);
@@ -444,6 +577,8 @@ void attune__mods_emit(attune__module *module, const attune__stub *stub, const a
     selection *reads = attune__alloc(body->allocator, 1, sizeof *reads);
     if (!e.value || !needed || !reads) {
         body->status = ATTUNE_OUT_OF_HOST_MEMORY;
+    } else if (stub->kind == ATTUNE__STUB_MASK_BOUNDS) {
+        emit_bounds(&e);
     } else if (is_derivative && stub->kind != ATTUNE__STUB_D_SCORE) {
         select_reads(mods, stub->kind, reads);
         need_reads(gradient, reads, needed);

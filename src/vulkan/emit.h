@@ -6,8 +6,8 @@
 #include "vulkan/mods.h"
 #include "vulkan/words.h"
 
-/* The helpers of shaders/mods.glsl that emitted functions call; from SUM_1 on gradient.glsl's, which not every module
- * has. */
+/* The helpers of shaders/mods.glsl that emitted functions call; from SUM_1 on gradient.glsl's, and
+ * from BOUND on those of modules that read caches. */
 typedef enum attune__helper {
     ATTUNE__HELPER_WORD,
     ATTUNE__HELPER_IDIV,
@@ -43,6 +43,8 @@ typedef enum attune__helper {
     ATTUNE__HELPER_SUM_3,
     ATTUNE__HELPER_SUM_4,
     ATTUNE__HELPER_ADD,
+    ATTUNE__HELPER_BOUND,
+    ATTUNE__HELPER_BOUND_SELECT,
     ATTUNE__HELPER_COUNT
 } attune__helper;
 
@@ -50,15 +52,17 @@ typedef struct attune__module {
     uint32_t bound; /* the next id that is free */
     uint32_t type_bool, type_int, type_float, type_uvec3;
     uint32_t type_void, type_vec4; /* 0 where gradient.glsl's stubs are not */
+    uint32_t type_ivec2;           /* 0 where no bounds are */
     uint32_t helper[ATTUNE__HELPER_COUNT];
     attune__words decorations; /* added after the module's own */
     attune__words constants;
 } attune__module;
 
-/* The functions that are replaced; those of gradient.glsl are in some modules only. */
+/* The functions that are replaced; the bounds and those of gradient.glsl are in some modules only. */
 typedef enum attune__stub_kind {
     ATTUNE__STUB_SCORE,
     ATTUNE__STUB_MASK,
+    ATTUNE__STUB_MASK_BOUNDS, /* h, q, kv and row are intervals, and so is the result: of false 0 and true 1 */
     ATTUNE__STUB_D_SCORE,
     ATTUNE__STUB_D_UNIFORM,
     ATTUNE__STUB_D_UNIFORM_ADD,

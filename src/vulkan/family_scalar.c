@@ -52,9 +52,12 @@ static const char *set_forward(const attune__program_desc *desc, bool subgroups,
 {
     attune__forward_layout l;
     const char *why = make_forward(desc, subgroups, flat, &l);
-    if (!why)
-        attune__vulkan_set_forward(&l, constants);
-    return why;
+    if (why)
+        return why;
+    l.FOLDS = desc->shape->split_keys && desc->shape->split_keys < desc->shape->kv_len;
+    l.SUM_SIZE = l.FOLDS ? l.O_SIZE : 1;
+    attune__vulkan_set_forward(&l, constants);
+    return NULL;
 }
 
 static const char *set_portable(const attune_limits *limits, const attune__program_desc *desc, bool flat,
@@ -82,6 +85,7 @@ static const char *make_backward(const attune__program_desc *desc, bool keys, at
 static const char *set_backward(const attune_limits *limits, const attune__program_desc *desc, bool keys,
                                 uint32_t *constants)
 {
+    (void)limits;
     attune__backward_layout l;
     const char *why = make_backward(desc, keys, &l);
     if (!why)
@@ -97,12 +101,15 @@ static uint32_t most_steps(const attune_limits *limits, const attune__program_de
     if (make_forward(desc, false, false, &l))
         return 0;
     const uint32_t slices = desc->shape->head_dim / l.SLICE, chunks = desc->choice->block_n / l.CHUNK;
-    const uint32_t regular = 1 + 2 + (slices + 1) + (chunks + 1) + chunks * (l.CHUNK / 4 + 1);
+    /* Over a cache also those of next_tile, of which a few steps skip any number of tiles. */
+    const uint32_t next = desc->shape->tokens ? 4 : 0;
+    const uint32_t regular = 1 + 2 + next + (slices + 1) + (chunks + 1) + chunks * (l.CHUNK / 4 + 1);
     return LOOP_BUDGET / (2 * regular + chunks * (l.CHUNK + 1));
 }
 
 static uint32_t most_backward_steps(const attune_limits *limits, const attune__program_desc *desc, bool keys)
 {
+    (void)limits;
     attune__backward_layout l;
     if (make_backward(desc, keys, &l))
         return 0;

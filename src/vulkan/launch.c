@@ -19,18 +19,18 @@ typedef struct run {
     attune_vulkan_arguments arguments;
     attune_vulkan_serving serving; /* of a call over a cache */
     uint64_t place;                /* of the arguments, in the workspace: after the partial results of splits */
-    uint64_t tiles;
-    uint64_t combine; /* workgroups; 0 = no splits */
+    uint64_t tiles;                /* or items of a schedule */
+    bool schedules;                /* it computes its own */
+    uint64_t combine;              /* workgroups; 0 = no splits */
     double tile_flops;
 } run;
 
-static void divide(run *r, bool decode)
+attune__partition attune__vulkan_partition(const attune__vulkan_program *program, const attune__forward *call,
+                                           bool decode)
 {
-    const attune__forward *call = r->call;
     const attune_mask *mask = call->mask;
-    const attune_plan_choice *choice = &r->program->choice;
-    attune_vulkan_arguments *a = &r->arguments;
-    const attune__partition c = attune__partition_make(&(attune__partition_desc){
+    const attune_plan_choice *choice = &program->choice;
+    return attune__partition_make(&(attune__partition_desc){
         .batch = call->batch,
         .heads = call->heads,
         .kv_heads = call->kv_heads,
@@ -41,10 +41,42 @@ static void divide(run *r, bool decode)
         .mask_q_block = mask ? mask->q_block : 0,
         .one_list = !mask || mask->stored_heads == 1,
     });
-    attune__vulkan_arguments_partition(&c, a);
+}
+
+static void divide(run *r, bool decode)
+{
+    const attune__partition c = attune__vulkan_partition(r->program, r->call, decode);
+    attune__vulkan_arguments_partition(&c, &r->arguments);
     r->tiles = (uint64_t)c.items;
-    r->tile_flops = 2.0 * choice->block_m * (double)call->kv_len / a->splits *
+    r->tile_flops = 2.0 * r->program->choice.block_m * (double)r->call->kv_len / r->arguments.splits *
                     (r->program->shape.head_dim + r->program->shape.head_dim_v);
+}
+
+/* Of a call over a cache, after its tiles: where they may have parts, items of a schedule take their place. */
+static void divide_parts(run *r, uint64_t base)
+{
+    const attune__forward *call = r->call;
+    const attune__vulkan_parts *parts = &r->program->parts;
+    attune_vulkan_arguments *a = &r->arguments;
+    r->place = parts->partials + parts->partials_ml + parts->schedule;
+    a->partials = base;
+    a->partials_ml = base + parts->partials;
+    a->score_mod = base + r->place + sizeof *a;
+    a->mask_mod = a->score_mod + (r->program->score ? attune__mods_table_size(r->program->score) : 0);
+    a->serving = a->mask_mod + (r->program->mask ? attune__mods_table_size(r->program->mask) : 0);
+    attune__vulkan_serving_describe(call, a->serving, &r->serving);
+    if (!attune__vulkan_has_parts(parts, call))
+        return;
+    const attune_buffer *schedule = call->serving->schedule;
+    r->schedules = !schedule;
+    attune__vulkan_schedule_describe(&r->program->shape, parts,
+                                     schedule ? attune__vulkan_address(schedule, call->serving->schedule_offset)
+                                              : base + parts->partials + parts->partials_ml,
+                                     a, &r->serving);
+    const uint64_t items = r->tiles + parts->slots;
+    r->tile_flops *= (double)r->tiles / (double)items;
+    r->tiles = items < parts->items ? items : parts->items;
+    r->combine = parts->slots / 2;
 }
 
 /* Loops that the driver would cut short are refused: a wrong result is worse than none. */
@@ -81,13 +113,12 @@ static attune_status prepare(run *r, bool decode)
         return attune__fail(ATTUNE_UNSUPPORTED, "the call has %llu tiles of %u rows, %s takes fewer than 2^32",
                             (unsigned long long)r->tiles, r->program->choice.block_m, r->program->base.device->info.id);
     const uint64_t base = attune__vulkan_address(call->workspace, call->workspace_offset);
+    if (call->serving) {
+        divide_parts(r, base);
+        return ATTUNE_OK;
+    }
     r->place = attune__split_size(&r->program->shape, a->splits, sizeof(float));
     a->score_mod = base + r->place + sizeof *a;
-    if (call->serving) {
-        a->mask_mod = a->score_mod + (r->program->score ? attune__mods_table_size(r->program->score) : 0);
-        a->serving = a->mask_mod + (r->program->mask ? attune__mods_table_size(r->program->mask) : 0);
-        attune__vulkan_serving_describe(call, a->serving, &r->serving);
-    }
     if (a->splits > 1) {
         a->partials = base;
         a->partials_ml = base + attune__round_up64(rows * a->splits * (uint64_t)call->v.size[3] * sizeof(float), 256);
@@ -131,16 +162,22 @@ static void record_part(const run *r, const attune__vulkan_device *device, VkCom
                                               .mask = r->program->mask,
                                               .serving = r->call->serving ? &r->serving : NULL,
                                               .arguments = &r->arguments,
-                                              .offset = r->place},
+                                              .buffer = r->call->workspace,
+                                              .offset = r->call->workspace_offset + r->place},
             device, commands);
         attune__vulkan_barrier(device, commands);
     }
     const uint64_t arguments = attune__vulkan_address(r->call->workspace, r->call->workspace_offset + r->place);
+    if (first == 0 && r->schedules) {
+        attune__vulkan_dispatch(device, commands, &r->program->schedule, arguments, 0, 1);
+        attune__vulkan_barrier(device, commands);
+    }
     attune__vulkan_dispatch(device, commands, forward_pipeline(r), arguments, first, end);
     if (end < r->tiles || !r->combine)
         return;
     attune__vulkan_barrier(device, commands);
-    attune__vulkan_dispatch(device, commands, &r->program->combine, arguments, 0, r->combine);
+    attune__vulkan_dispatch(device, commands, r->call->serving ? &r->program->merge : &r->program->combine, arguments,
+                            0, r->combine);
 }
 
 double attune__vulkan_submission_flops(const attune__vulkan_device *device)

@@ -23,6 +23,8 @@ typedef struct attune__vulkan_program {
     attune__vulkan_pipeline delta, keys, keys_aligned, sums;
     uint32_t most_key_steps; /* tiles of queries of a workgroup of keys; 0 = no bound */
     /* of a plan over a cache */
+    attune__vulkan_parts parts;
+    attune__vulkan_pipeline schedule, merge; /* handle VK_NULL_HANDLE: no parts */
     attune__vulkan_pipeline append;
     attune_buffer *append_arguments;
 } attune__vulkan_program;
@@ -109,6 +111,10 @@ attune_status attune__vulkan_backward_pipelines(attune_device *device, const att
 attune_status attune__vulkan_append_pipeline(attune_device *device, const attune__vulkan_kernel *kernel,
                                              attune__vulkan_program *program);
 
+/* schedule.c: the kernels that divide the work of a batch and that merge parts, likewise. */
+attune_status attune__vulkan_schedule_pipelines(attune_device *device, const attune__vulkan_kernel *kernel,
+                                                attune__vulkan_program *program);
+
 /* pipeline.c. A prebuilt module without expressions or constants, whose push constants are attune__vulkan_push. */
 attune_status attune__vulkan_pipeline_prebuilt(attune__vulkan_device *device, const char *name, const uint32_t *words,
                                                size_t bytes, attune__vulkan_pipeline *pipeline);
@@ -123,6 +129,18 @@ attune_status attune__vulkan_pipeline_pair(attune_device *device, const attune__
                                            attune__vulkan_pipeline *aligned);
 
 /* launch.c, for both directions. */
+
+/* Whether tiles may have parts: a cache that cannot hold the keys of two has neither schedule nor merge. */
+static inline bool attune__vulkan_has_parts(const attune__vulkan_parts *parts, const attune__forward *call)
+{
+    const attune__serving_sizes sizes = attune__serving_sizes_of(call);
+    const uint64_t keys = (uint64_t)sizes.page * (call->serving->pages.buffer ? sizes.entries : 1);
+    return parts->slots && keys > 2 * ATTUNE__VULKAN_PART_KEYS;
+}
+
+/* The tiles of a call of forward or decode. */
+attune__partition attune__vulkan_partition(const attune__vulkan_program *program, const attune__forward *call,
+                                           bool decode);
 
 /* The bound of a submission: half a second at 4 GFLOP/s of each compute unit, which phones reach, or at 40 of a
  * card's. */

@@ -73,6 +73,8 @@ static attune_status make_pipelines(attune_device *device, const attune__program
     ATTUNE__TRY(attune__vulkan_pipeline_pair(device, desc, kernels, &program->forward, &program->aligned));
     if (desc->shape->tokens)
         ATTUNE__TRY(attune__vulkan_append_pipeline(device, &kernels[0], program));
+    if (program->parts.slots)
+        ATTUNE__TRY(attune__vulkan_schedule_pipelines(device, &kernels[0], program));
     if (desc->choice->split_kv <= 1)
         return ATTUNE_OK;
     static const attune__vulkan_module combine = ATTUNE__VULKAN_MODULE(attune__spirv_combine);
@@ -103,6 +105,7 @@ static attune_status create(attune_device *device, const attune__program_desc *d
     made->score = desc->score;
     made->mask = mask;
     made->gradient = desc->gradient;
+    made->parts = attune__vulkan_parts_make(desc->shape, &device->info.limits, desc->choice->block_m);
     if (attune__vulkan_of(device)->physical.driver == VK_DRIVER_ID_MESA_LLVMPIPE)
         bound_steps(family, &attune__vulkan_of(device)->physical.info.limits, desc, made);
     attune_status status = make_pipelines(device, desc, made);
@@ -133,6 +136,8 @@ void attune__vulkan_program_destroy(attune__program *program)
     attune__vulkan_pipeline_destroy(device, &mine->keys);
     attune__vulkan_pipeline_destroy(device, &mine->keys_aligned);
     attune__vulkan_pipeline_destroy(device, &mine->sums);
+    attune__vulkan_pipeline_destroy(device, &mine->schedule);
+    attune__vulkan_pipeline_destroy(device, &mine->merge);
     attune__vulkan_pipeline_destroy(device, &mine->append);
     if (mine->append_arguments)
         attune__vulkan_buffer_destroy(mine->append_arguments);

@@ -29,5 +29,6 @@ void attune__vulkan_serving_describe(const attune__forward *call, uint64_t addre
         .page = sizes.page,
         .entries = sizes.entries,
         .tree_words = sizes.tree_words,
+        .schedule = address,
     };
 }

@@ -85,6 +85,8 @@ static void find_type(splicer *s, const instruction *i)
         m->type_float = i->at[1];
     else if (i->opcode == SpvOpTypeVoid && i->length == 2)
         m->type_void = i->at[1];
+    else if (i->opcode == SpvOpTypeVector && i->length == 4 && i->at[2] == m->type_int && m->type_int && i->at[3] == 2)
+        m->type_ivec2 = i->at[1];
     else if (i->opcode == SpvOpTypeVector && i->length == 4 && i->at[2] == m->type_float && m->type_float &&
              i->at[3] == 4)
         m->type_vec4 = i->at[1];
@@ -148,19 +150,33 @@ static bool is_adding(const splicer *s)
     return s->stubs[ATTUNE__STUB_D_UNIFORM_ADD] || s->stubs[ATTUNE__STUB_D_ADD];
 }
 
+/* A kernel that skips tiles of keys. */
+static bool has_bounds(const splicer *s)
+{
+    return s->stubs[ATTUNE__STUB_MASK_BOUNDS] != 0;
+}
+
+/* Whether the module has who calls a helper. */
+static bool calls_helper(const splicer *s, uint32_t helper)
+{
+    return helper < ATTUNE__HELPER_SUM_1 || (helper < ATTUNE__HELPER_BOUND ? is_adding(s) : has_bounds(s));
+}
+
 static attune_status find_functions(splicer *s)
 {
     static const char *const names[ATTUNE__HELPER_COUNT] = {
-        "attune_mod_word",  "attune_mod_idiv",  "attune_mod_imod",  "attune_mod_fmod", "attune_mod_abs",
-        "attune_mod_floor", "attune_mod_ceil",  "attune_mod_exp",   "attune_mod_exp2", "attune_mod_log",
-        "attune_mod_log2",  "attune_mod_sqrt",  "attune_mod_rsqrt", "attune_mod_tanh", "attune_mod_sigmoid",
-        "attune_mod_sin",   "attune_mod_cos",   "attune_mod_pow",   "attune_mod_at_1", "attune_mod_at_2",
-        "attune_mod_at_3",  "attune_mod_at_4",  "attune_mod_i32",   "attune_mod_i64",  "attune_mod_u8",
-        "attune_mod_bool",  "attune_mod_f32",   "attune_mod_f16",   "attune_mod_bf16", "attune_mod_sum_1",
-        "attune_mod_sum_2", "attune_mod_sum_3", "attune_mod_sum_4", "attune_mod_add",
+        "attune_mod_word",         "attune_mod_idiv",  "attune_mod_imod",  "attune_mod_fmod", "attune_mod_abs",
+        "attune_mod_floor",        "attune_mod_ceil",  "attune_mod_exp",   "attune_mod_exp2", "attune_mod_log",
+        "attune_mod_log2",         "attune_mod_sqrt",  "attune_mod_rsqrt", "attune_mod_tanh", "attune_mod_sigmoid",
+        "attune_mod_sin",          "attune_mod_cos",   "attune_mod_pow",   "attune_mod_at_1", "attune_mod_at_2",
+        "attune_mod_at_3",         "attune_mod_at_4",  "attune_mod_i32",   "attune_mod_i64",  "attune_mod_u8",
+        "attune_mod_bool",         "attune_mod_f32",   "attune_mod_f16",   "attune_mod_bf16", "attune_mod_sum_1",
+        "attune_mod_sum_2",        "attune_mod_sum_3", "attune_mod_sum_4", "attune_mod_add",  "attune_mod_bound",
+        "attune_mod_bound_select",
     };
-    static const char *const stubs[ATTUNE__STUB_COUNT] = {"attune_score",     "attune_mask",          "attune_d_score",
-                                                          "attune_d_uniform", "attune_d_uniform_add", "attune_d_add"};
+    static const char *const stubs[ATTUNE__STUB_COUNT] = {"attune_score",   "attune_mask",      "attune_mask_bounds",
+                                                          "attune_d_score", "attune_d_uniform", "attune_d_uniform_add",
+                                                          "attune_d_add"};
     for (uint32_t id = 1; id < s->bound; id++) {
         const char *name = s->ids[id].name;
         if (s->ids[id].function != id)
@@ -176,15 +192,15 @@ static attune_status find_functions(splicer *s)
     bool all = s->stubs[ATTUNE__STUB_SCORE] && s->stubs[ATTUNE__STUB_MASK] && s->entry && s->entry < s->bound &&
                m->type_bool && m->type_int && m->type_float && m->type_uvec3;
     for (uint32_t h = 0; h < ATTUNE__HELPER_COUNT; h++)
-        all = all && (m->helper[h] || (h >= ATTUNE__HELPER_SUM_1 && !is_adding(s)));
-    all = all && (!is_adding(s) || (m->type_void && m->type_vec4));
+        all = all && (m->helper[h] || !calls_helper(s, h));
+    all = all && (!is_adding(s) || (m->type_void && m->type_vec4)) && (!has_bounds(s) || m->type_ivec2);
     return all ? ATTUNE_OK : ATTUNE_INTERNAL;
 }
 
 /* Emits the body of a stub, whose parameters follow its OpFunction. */
 static attune_status emit(splicer *s, attune__stub_kind kind, const attune__mods *mods)
 {
-    static const uint32_t wanted[ATTUNE__STUB_COUNT] = {6, 5, 6, 6, 4, 7};
+    static const uint32_t wanted[ATTUNE__STUB_COUNT] = {6, 5, 5, 6, 6, 4, 7};
     size_t next = HEADER;
     instruction i;
     bool damaged = false, inside = false;
@@ -195,7 +211,7 @@ static attune_status emit(splicer *s, attune__stub_kind kind, const attune__mods
         if (inside && i.opcode == SpvOpFunctionParameter && count < PARAMETERS && i.length == 3)
             parameters[count++] = i.at[2];
     }
-    const bool of_sequence = kind <= ATTUNE__STUB_MASK && count == wanted[kind] + 3;
+    const bool of_sequence = kind <= ATTUNE__STUB_MASK_BOUNDS && count == wanted[kind] + 3;
     if (count != wanted[kind] && !of_sequence)
         return ATTUNE_INTERNAL;
     attune__stub stub = {.kind = kind};
@@ -206,7 +222,7 @@ static attune_status emit(splicer *s, attune__stub_kind kind, const attune__mods
         stub.h = p[2];
         stub.mod = p[3];
     } else {
-        if (kind != ATTUNE__STUB_MASK)
+        if (kind != ATTUNE__STUB_MASK && kind != ATTUNE__STUB_MASK_BOUNDS)
             stub.score = *p++;
         stub.b = p[0];
         stub.h = p[1];

@@ -393,6 +393,9 @@ attune_status attune__vulkan_forward(const attune__program *program, attune_queu
                                      uint64_t *value);
 attune_status attune__vulkan_decode(const attune__program *program, attune_queue *queue, const attune__forward *call,
                                     uint64_t *value);
+uint64_t attune__vulkan_schedule_size(const attune__program *program);
+attune_status attune__vulkan_schedule(const attune__program *program, attune_queue *queue, const attune__forward *call,
+                                      uint64_t *value);
 attune_status attune__vulkan_append(const attune__program *program, attune_queue *queue, const attune__append *call,
                                     uint64_t *value);
 attune_status attune__vulkan_backward(const attune__program *program, attune_queue *queue, const attune__backward *call,

@@ -350,7 +350,7 @@ Test(vulkan_calls, the_lengths_of_a_recorded_call_choose_its_kernel)
     attune_instance_destroy(instance);
 }
 
-enum { SEQUENCES = 6, PAGE = 16, PAGES = 60, TABLE = 8, TOKENS = 48, MOST_ROWS = 20 };
+enum { SEQUENCES = 6, PAGE = 16, PAGES = 60, TABLE = 64, TOKENS = 48, MOST_ROWS = 20 };
 
 static attune_tensor tensor_of(attune_device *device, attune_dtype dtype, uint32_t rank, const int64_t *size)
 {
@@ -370,7 +370,7 @@ static void put_batch(const attune_cache *cache, const attune_batch *batch, uint
                                                         : random_expr_between(state, 0, MOST_ROWS);
         rows = start[b] + rows > TOKENS ? TOKENS - start[b] : rows;
         start[b + 1] = start[b] + (int32_t)rows;
-        keys[b] = (int32_t)random_expr_between(state, 0, TABLE * PAGE);
+        keys[b] = (int32_t)random_expr_between(state, 0, random_expr_between(state, 0, 1) ? TABLE * PAGE : 200);
         for (int i = 0; i < TABLE; i++)
             table[b][i] = (int32_t)random_expr_between(state, i * PAGE < keys[b] ? 0 : -5, PAGES - 1);
     }
@@ -380,7 +380,59 @@ static void put_batch(const attune_cache *cache, const attune_batch *batch, uint
     OK(attune_buffer_write(cache->pages.buffer, 0, table, sizeof table));
 }
 
-/* A step over a cache that was recorded once, submitted with 20 batches: the bits of calls of their own. */
+/* Each live sequence alone, with fixed parts: the bits that it has in the batch. */
+static void check_alone(const attune_plan *plan, attune_queue *queue, const attune_forward_args *args,
+                        const float *expected, int step)
+{
+    attune_cache cache = *args->cache;
+    attune_batch batch = *args->batch;
+    attune_forward_args alone = *args;
+    int32_t start[SEQUENCES + 1], count;
+    static float found[TOKENS * HEADS * DIM];
+    OK(attune_buffer_read(batch.q_start.buffer, 0, start, sizeof start));
+    OK(attune_buffer_read(batch.count.buffer, 0, &count, sizeof count));
+    alone.cache = &cache;
+    alone.batch = &batch;
+    batch.count.buffer = NULL;
+    batch.kv_len.size[0] = cache.pages.size[0] = 1;
+    batch.q_start.size[0] = 2;
+    for (int b = 0; b < count; b++) {
+        const int32_t first = start[b] * HEADS * DIM, rows = start[b + 1] - start[b];
+        batch.kv_len.offset = batch.q_start.offset = (uint64_t)b * sizeof(int32_t);
+        cache.pages.offset = (uint64_t)b * TABLE * sizeof(int32_t);
+        OK(attune_forward(plan, queue, &alone, NULL));
+        OK(attune_buffer_read(args->o.buffer, 0, found, sizeof found));
+        cr_assert(!memcmp(found + first, expected + first, (size_t)(rows * HEADS * DIM) * sizeof *found),
+                  "step %d, sequence %d", step, b);
+    }
+}
+
+/* The call with a schedule of the step, in a buffer that held anything before. */
+static void check_schedule(const attune_plan *plan, attune_queue *queue, const attune_forward_args *args,
+                           attune_buffer *buffer, const float *expected, uint64_t *state, int step)
+{
+    static float found[TOKENS * HEADS * DIM];
+    const uint64_t bytes = attune_plan_schedule_size(plan);
+    attune_forward_args with = *args;
+    uint32_t *words = malloc(bytes);
+    cr_assert(words);
+    for (uint64_t i = 0; i < bytes / 4; i++)
+        words[i] = (uint32_t)random_expr_between(state, 0, step % 8 ? 200 : INT32_MAX);
+    with.schedule = buffer;
+    OK(attune_buffer_write(buffer, 0, words, bytes));
+    OK(attune_forward(plan, queue, &with, NULL)); /* anything, within bounds */
+    OK(attune_buffer_write(args->o.buffer, 0, expected, sizeof found));
+    OK(attune_schedule(plan, queue, &with, NULL));
+    for (int layer = 0; layer < 2; layer++) {
+        OK(attune_forward(plan, queue, &with, NULL));
+        OK(attune_buffer_read(args->o.buffer, 0, found, sizeof found));
+        cr_assert(!memcmp(found, expected, sizeof found), "step %d, layer %d", step, layer);
+    }
+    free(words);
+}
+
+/* A step over a cache that was recorded once, submitted with 20 batches: the bits of calls of their own, and of those
+ * with a schedule; and with fixed parts of each sequence alone. */
 Test(vulkan_calls, a_recorded_batch_is_replayed)
 {
     static const attune_kernel_options kernels[] = {
@@ -408,28 +460,30 @@ Test(vulkan_calls, a_recorded_batch_is_replayed)
         .kv_len = tensor_of(opened, ATTUNE_I32, 1, (int64_t[]){SEQUENCES}),
         .count = tensor_of(opened, ATTUNE_I32, 1, (int64_t[]){1}),
     };
-    const attune_problem problem = {.struct_size = sizeof problem,
-                                    .dtype = ATTUNE_F32,
-                                    .head_dim = DIM,
-                                    .batch = SEQUENCES,
-                                    .heads = HEADS,
-                                    .kv_heads = KV_HEADS,
-                                    .q_len = MOST_ROWS,
-                                    .kv_len = TABLE * PAGE,
-                                    .tokens = TOKENS,
-                                    .page = PAGE,
-                                    .mask = mask};
+    attune_problem problem = {.struct_size = sizeof problem,
+                              .dtype = ATTUNE_F32,
+                              .head_dim = DIM,
+                              .batch = SEQUENCES,
+                              .heads = HEADS,
+                              .kv_heads = KV_HEADS,
+                              .q_len = MOST_ROWS,
+                              .kv_len = TABLE * PAGE,
+                              .tokens = TOKENS,
+                              .page = PAGE,
+                              .mask = mask};
     fill_tensor(&q, &state);
     fill_tensor(&cache.k, &state);
     fill_tensor(&cache.v, &state);
     for (size_t i = 0; i < sizeof kernels / sizeof kernels[0]; i++) {
         attune_plan *plan;
-        attune_buffer *workspace;
+        attune_buffer *workspace, *schedule;
+        problem.split_keys = i ? 0 : 256;
         if (attune_plan_create(opened, &problem, &kernels[i], &plan) != ATTUNE_OK) {
             cr_expect(i == 1, "%s", attune_last_error()); /* a device without subgroups */
             continue;
         }
         OK(attune_buffer_create(opened, attune_plan_workspace_size(plan) + 1, &workspace));
+        OK(attune_buffer_create(opened, attune_plan_schedule_size(plan), &schedule));
         const attune_forward_args args = {
             .struct_size = sizeof args, .q = q, .o = o, .workspace = workspace, .cache = &cache, .batch = &batch};
         VkCommandPool pool;
@@ -454,9 +508,14 @@ Test(vulkan_calls, a_recorded_batch_is_replayed)
             cr_assert(!memcmp(found[0], found[1], sizeof found[0]), "%s, step %d", kernels[i].any.kernel, step);
             others += memcmp(found[0], before, sizeof before) != 0;
             memcpy(before, found[0], sizeof before);
+            if (step % 4 == 0)
+                check_schedule(plan, attune_device_queue(opened), &args, schedule, found[0], &state, step);
+            if (problem.split_keys && step % 4 == 1)
+                check_alone(plan, attune_device_queue(opened), &args, found[0], step);
         }
         cr_expect_eq(others, 20, "%s: %d steps differ from the one before", kernels[i].any.kernel, others);
         device->vk.DestroyCommandPool(device->handle, pool, NULL);
+        attune_buffer_destroy(schedule);
         attune_buffer_destroy(workspace);
         attune_plan_destroy(plan);
     }
@@ -471,6 +530,69 @@ Test(vulkan_calls, a_recorded_batch_is_replayed)
     for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
         attune_buffer_destroy(buffers[i]);
     attune_expr_destroy(mask);
+    attune_device_destroy(opened);
+    attune_instance_destroy(instance);
+}
+
+/* A schedule is one of the lengths: rows of q past the last sequence's are another number in each call. */
+Test(vulkan_calls, a_schedule_serves_calls_with_more_rows)
+{
+    static const attune_kernel_options options = {.struct_size = sizeof options,
+                                                  .any = {.block_m = 4, .kernel = "vulkan_portable"}};
+    enum { KEYS = 1024, WIDTH = HEADS * DIM };
+    const int32_t start[] = {0, 3, 7}, keys[] = {KEYS, 700};
+    attune_instance *instance;
+    OK(attune_instance_create(NULL, &instance));
+    attune_device *opened = device_or_skip(instance, "vulkan");
+    uint64_t state = test_seed() + 12;
+    const attune_tensor q = tensor_of(opened, ATTUNE_F32, 3, (int64_t[]){TOKENS, HEADS, DIM});
+    const attune_tensor o = tensor_of(opened, ATTUNE_F32, 3, (int64_t[]){TOKENS, HEADS, DIM});
+    const attune_cache cache = {.struct_size = sizeof cache,
+                                .k = tensor_of(opened, ATTUNE_F32, 4, (int64_t[]){2, KV_HEADS, KEYS, DIM}),
+                                .v = tensor_of(opened, ATTUNE_F32, 4, (int64_t[]){2, KV_HEADS, KEYS, DIM})};
+    const attune_batch batch = {.struct_size = sizeof batch,
+                                .q_start = tensor_of(opened, ATTUNE_I32, 1, (int64_t[]){3}),
+                                .kv_len = tensor_of(opened, ATTUNE_I32, 1, (int64_t[]){2})};
+    const attune_problem problem = {.struct_size = sizeof problem,
+                                    .dtype = ATTUNE_F32,
+                                    .head_dim = DIM,
+                                    .batch = 2,
+                                    .heads = HEADS,
+                                    .kv_heads = KV_HEADS,
+                                    .q_len = MOST_ROWS,
+                                    .kv_len = KEYS,
+                                    .tokens = TOKENS};
+    attune_plan *plan;
+    attune_buffer *workspace, *schedule;
+    float found[3][7 * WIDTH];
+    fill_tensor(&q, &state);
+    fill_tensor(&cache.k, &state);
+    fill_tensor(&cache.v, &state);
+    OK(attune_buffer_write(batch.q_start.buffer, 0, start, sizeof start));
+    OK(attune_buffer_write(batch.kv_len.buffer, 0, keys, sizeof keys));
+    OK(attune_plan_create(opened, &problem, &options, &plan));
+    OK(attune_buffer_create(opened, attune_plan_workspace_size(plan), &workspace));
+    OK(attune_buffer_create(opened, attune_plan_schedule_size(plan), &schedule));
+    attune_forward_args args = {
+        .struct_size = sizeof args, .q = q, .o = o, .workspace = workspace, .cache = &cache, .batch = &batch};
+    for (int i = 0; i < 3; i++) {
+        args.schedule = i ? schedule : NULL;
+        args.q.size[0] = args.o.size[0] = 7;
+        if (i == 1)
+            OK(attune_schedule(plan, attune_device_queue(opened), &args, NULL));
+        args.q.size[0] = args.o.size[0] = i == 2 ? TOKENS : 7;
+        fill_tensor(&o, NULL);
+        OK(attune_forward(plan, attune_device_queue(opened), &args, NULL));
+        OK(attune_buffer_read(o.buffer, 0, found[i], sizeof found[i]));
+    }
+    cr_expect(!memcmp(found[0], found[1], sizeof found[0]), "the bits of a call without a schedule");
+    cr_expect(!memcmp(found[0], found[2], sizeof found[0]), "with more rows");
+    attune_buffer *const buffers[] = {
+        q.buffer,  o.buffer, cache.k.buffer, cache.v.buffer, batch.q_start.buffer, batch.kv_len.buffer,
+        workspace, schedule};
+    attune_plan_destroy(plan);
+    for (size_t i = 0; i < sizeof buffers / sizeof buffers[0]; i++)
+        attune_buffer_destroy(buffers[i]);
     attune_device_destroy(opened);
     attune_instance_destroy(instance);
 }

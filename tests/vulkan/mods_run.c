@@ -8,12 +8,14 @@
 
 #define mods_template               runnable
 #define mods_template_gradient      runnable_gradient
+#define mods_template_serving       runnable_serving
 #define attune__spirv_backward_sums runnable_sums
 #define attune__spirv_copy          runnable_copy
 #include "backward_sums.h"
 #include "copy.h"
 #include "mods_template.h"
 #include "mods_template_gradient.h"
+#include "mods_template_serving.h"
 #include "base/half.h"
 #include "support/arena.h"
 #include "vulkan/arguments.h"
@@ -318,6 +320,162 @@ static void run_score(fixture *r, arena *a, const attune_expr *expr, const attun
     for (size_t n = 0; n < POINTS; n++)
         memcpy(&results[n], &found[2 * n + 1], 4);
     attune__free(&attune__default_allocator, words);
+}
+
+/* ----------------------------------------------------------------------------------------------------------- bounds */
+
+typedef struct gpu_box {
+    int32_t b, q_len, kv_len, h[2], q[2], kv[2], row[2];
+} gpu_box;
+
+/* Whether a mask is true and false in a box: bits 2 and 1. */
+static unsigned truths(const bound *x, const attune__mods_table *table, const gpu_box *box)
+{
+    unsigned found = 0;
+    attune_point p = {.b = box->b, .q_len = box->q_len, .kv_len = box->kv_len};
+    for (int64_t h = box->h[0]; h <= box->h[1]; h++)
+        for (int64_t q = box->q[0]; q <= box->q[1]; q++)
+            for (int64_t kv = box->kv[0]; kv <= box->kv[1]; kv++) {
+                p.h = (int32_t)h;
+                p.h_kv = p.h / table->group;
+                p.q = (int32_t)q;
+                p.kv = (int32_t)kv;
+                found |= attune__expr_point(x->expr, &x->bindings, &p).i ? 2 : 1;
+            }
+    return found;
+}
+
+static void draw_ends(uint64_t *state, int32_t first, int32_t most, int32_t ends[2])
+{
+    const int64_t last = (int64_t)first + random_expr_between(state, 0, most);
+    ends[0] = first;
+    ends[1] = last > INT32_MAX ? INT32_MAX : (int32_t)last;
+}
+
+/* Runs a mask's bounds over boxes, which are also those of the whole mask's indices. */
+static void run_boxes(const fixture *r, const bound *x, const attune__mods_table *drawn, uint64_t *state,
+                      const gpu_box *boxes, uint32_t *found)
+{
+    static arena a;
+    attune__mods_table table = *drawn;
+    arena_reset(&a, attune__vulkan_address(r->buffer, 0), *state);
+    push arguments = {.count = POINTS, .mask = place_table(&a, x, &table, state)};
+    const size_t at = arena_take(&a, POINTS * sizeof *boxes, 4), results = arena_take(&a, POINTS * 8, 4);
+    for (int n = 0; n < POINTS; n++) {
+        gpu_box given = boxes[n];
+        given.b -= table.b0;
+        for (int i = 0; i < 2; i++) {
+            given.h[i] -= table.h0;
+            given.q[i] -= table.q0;
+        }
+        memcpy(a.bytes + at + (size_t)n * sizeof given, &given, sizeof given);
+    }
+    arguments.points = a.address + at;
+    arguments.results = a.address + results;
+    cr_assert_eq(attune_buffer_write(r->buffer, 0, a.bytes, ARENA_SIZE), ATTUNE_OK, "%s", attune_last_error());
+    uint32_t *words;
+    size_t count;
+    cr_assert_eq(attune__mods_splice(&attune__default_allocator, mods_template_serving,
+                                     sizeof mods_template_serving / 4, &(attune__mods){.mask = x->expr}, &words,
+                                     &count),
+                 ATTUNE_OK, "%s", attune_last_error());
+    run_words(attune__vulkan_of(r->device), words, count, &arguments);
+    attune__free(&attune__default_allocator, words);
+    cr_assert_eq(attune_buffer_read(r->buffer, results, found, POINTS * 8), ATTUNE_OK, "%s", attune_last_error());
+}
+
+static void draw_boxes(uint64_t *state, const attune__mods_table *table, gpu_box *boxes)
+{
+    for (int n = 0; n < POINTS; n++) {
+        const attune_point p = draw_point(state, table);
+        boxes[n] = (gpu_box){.b = p.b, .q_len = p.q_len, .kv_len = p.kv_len};
+        draw_ends(state, p.h, 1, boxes[n].h);
+        draw_ends(state, p.q, 4, boxes[n].q);
+        draw_ends(state, p.kv, 7, boxes[n].kv);
+    }
+}
+
+/* Random masks: what bounds say of a box holds at all of its pairs. */
+Test(mods_run, bounds)
+{
+    fixture r = fixture_open();
+    const uint64_t count = scaled(60), seed = test_seed() + 97;
+    uint64_t decided = 0, boxes_of_all = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        static random_expr e;
+        static bound x;
+        static uint32_t found[2 * POINTS];
+        gpu_box boxes[POINTS];
+        uint64_t state = (seed + i) ^ UINT64_C(0x5851F42D4C957F2D);
+        if (!test_part(i))
+            continue;
+        bind_random(&x, &e, seed + i, ATTUNE_EXPR_MASK, 1 + (uint32_t)(i % 29));
+        const attune__mods_table table = {.q_len = 7,
+                                          .kv_len = 9,
+                                          .group = (int32_t)random_expr_between(&state, 1, 4),
+                                          .b0 = (int32_t)random_expr_between(&state, 0, 3),
+                                          .h0 = (int32_t)random_expr_between(&state, 0, 3),
+                                          .q0 = (int32_t)random_expr_between(&state, 0, 100)};
+        draw_boxes(&state, &table, boxes);
+        run_boxes(&r, &x, &table, &state, boxes, found);
+        for (int n = 0; n < POINTS; n++) {
+            const uint32_t low = found[2 * n], high = found[2 * n + 1] & 1;
+            const unsigned has = truths(&x, &table, &boxes[n]);
+            cr_assert(low <= 1 && low <= high && !(low && has & 1) && !(!high && has & 2),
+                      "%s\n  bounds %u %u, but true and false are %u at q %d kv %d", e.text, low, high, has,
+                      boxes[n].q[0], boxes[n].kv[0]);
+            decided += low == high;
+            boxes_of_all++;
+        }
+        attune__expr_release(x.expr);
+    }
+    /* A few masks may be ones that nothing decides. */
+    cr_assert(boxes_of_all < 20 * POINTS || decided > boxes_of_all / 8, "%llu of %llu boxes are decided",
+              (unsigned long long)decided, (unsigned long long)boxes_of_all);
+    fixture_close(&r);
+}
+
+/* Masks that calls over a cache have: the bounds of the interpreter. */
+Test(mods_run, bounds_of_common_masks)
+{
+    static const char *const masks[] = {
+        "q >= kv",
+        "q >= kv && q - kv < 37",
+        "q >= kv && (q - kv < 37 || kv < 5)",
+        "kv < 40 || q >= kv",
+        "abs(q - kv) <= 20",
+        "kv / 16 == q / 16",
+        "!(kv > q) && min(q - kv, 90) < 64 && max(kv, 3) * 2 < 300",
+        "b == 2 ? q >= kv : kv < kv_len - q_len",
+        "h_kv == 1 && q >= kv || h != 2 && -kv <= -100",
+    };
+    fixture r = fixture_open();
+    for (size_t i = 0; i < sizeof masks / sizeof masks[0]; i++) {
+        static uint32_t found[2 * POINTS];
+        static attune__interval scratch[ATTUNE_EXPR_MAX_NODES];
+        bound x = {.expr = parse_with(ATTUNE_EXPR_MASK, masks[i], NULL, 0)};
+        gpu_box boxes[POINTS];
+        uint64_t state = test_seed() + i;
+        const attune__mods_table table = {.q_len = 50, .kv_len = 200, .group = 2};
+        draw_boxes(&state, &table, boxes);
+        run_boxes(&r, &x, &table, &state, boxes, found);
+        for (int n = 0; n < POINTS; n++) {
+            const gpu_box *box = &boxes[n];
+            attune__box b = {.var = {[ATTUNE__VAR_B] = {.lo = box->b, .hi = box->b},
+                                     [ATTUNE__VAR_H] = {.lo = box->h[0], .hi = box->h[1]},
+                                     [ATTUNE__VAR_H_KV] = {.lo = box->h[0] / 2, .hi = box->h[1] / 2},
+                                     [ATTUNE__VAR_Q] = {.lo = box->q[0], .hi = box->q[1]},
+                                     [ATTUNE__VAR_KV] = {.lo = box->kv[0], .hi = box->kv[1]},
+                                     [ATTUNE__VAR_Q_LEN] = {.lo = box->q_len, .hi = box->q_len},
+                                     [ATTUNE__VAR_KV_LEN] = {.lo = box->kv_len, .hi = box->kv_len}}};
+            const attune__interval wanted = attune__expr_bounds(x.expr, &x.bindings, NULL, &b, scratch);
+            cr_assert(found[2 * n] == (uint32_t)wanted.lo && (found[2 * n + 1] & 1) == (uint32_t)wanted.hi,
+                      "%s: bounds %u %u, expected %d %d at q %d to %d, kv %d to %d", masks[i], found[2 * n],
+                      found[2 * n + 1] & 1, wanted.lo, wanted.hi, box->q[0], box->q[1], box->kv[0], box->kv[1]);
+        }
+        attune__expr_release(x.expr);
+    }
+    fixture_close(&r);
 }
 
 /* Each function over the scores where it does something. */
