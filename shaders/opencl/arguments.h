@@ -121,7 +121,7 @@ typedef struct attune_opencl_array {
 } attune_opencl_array;
 
 /* The cache and the batch of a call of a plan with problem.tokens. */
-typedef struct attune_opencl_serving {
+typedef struct attune_opencl_cache {
     attune_opencl_array q_start, kv_len, kv_first, count; /* [batch + 1], [batch], [batch], [1] */
     attune_opencl_array pages, pages_start;               /* [batch][entries], or [entries] with pages_start */
     attune_opencl_array tree;                             /* [batch of q][rows][words] */
@@ -130,6 +130,11 @@ typedef struct attune_opencl_serving {
     ATTUNE_UINT pool, page;                               /* pages, and keys of a page */
     ATTUNE_UINT entries;                                  /* of the block table: of a row, or of the list */
     ATTUNE_UINT tree_words, has;
+} attune_opencl_cache;
+
+/* And what its expressions read. */
+typedef struct attune_opencl_serving {
+    attune_opencl_cache cache;
     attune_opencl_table mask, score;
 } attune_opencl_serving;
 

@@ -183,12 +183,15 @@ attune_serving(ATTUNE_KERNEL_PARAMETERS ATTUNE_SERVING_PARAMETERS ATTUNE_KERNEL_
     const uint id = (uint)get_local_id(0);
     tile_coord coord = tile_coord_of(&args, args.first + (uint)get_group_id(0));
     sequence seq;
-    seq.of = (__global const attune_opencl_serving *)(workspace + args.serving);
+    seq.of = (__global const attune_opencl_cache *)(workspace + args.serving);
     seq.b = coord.b;
     seq.kv_h = coord.kv_h;
-    begin_rows(&seq, &args, &coord, q_start, count);
+    begin_rows(&seq, args.q_len, q_start, count);
     begin_table(&seq, pages, pages_start);
-    begin_keys(&seq, &args, kv_lens, kv_first);
+    begin_length(&seq, args.kv_len, kv_lens);
+    begin_first(&seq, kv_first);
+    coord.queries = coord.q0 < seq.q_len ? min(args.q_step, seq.q_len - coord.q0) : 0u;
+    coord.rows = coord.heads * coord.queries;
     const float s_factor = (PRESCALE ? 1.0f : args.scale) * (SCORE ? 1.0f : LOG2E);
     for (uint i = 0u; i < VECTORS; i++) {
         m[i] = (rows)(LOWEST);

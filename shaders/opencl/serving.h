@@ -9,7 +9,11 @@
 #define ATTUNE_SERVING_H
 
 #include "quantised.h"
-#include "tiles.h"
+
+/* Where the attune_opencl_cache is: in the workspace, or a kernel's argument, whose text says so. */
+#ifndef ATTUNE_CACHE_SPACE
+#define ATTUNE_CACHE_SPACE __global
+#endif
 
 /* A kernel's parameters after ATTUNE_KERNEL_PARAMETERS: where the arrays of attune_opencl_serving are. */
 #define ATTUNE_SERVING_PARAMETERS                                                                                      \
@@ -28,41 +32,39 @@ typedef struct sequence {
     int position;
     __global const uchar *table; /* of its first entry */
     long entry_stride;
-    __global const attune_opencl_serving *of;
+    ATTUNE_CACHE_SPACE const attune_opencl_cache *of;
 } sequence;
 
-ATTUNE_FUNCTION __global const uchar *array_at(__global const uchar *memory, __global const attune_opencl_array *a,
-                                               uint i)
+ATTUNE_FUNCTION __global const uchar *array_at(__global const uchar *memory,
+                                               ATTUNE_CACHE_SPACE const attune_opencl_array *a, uint i)
 {
     return memory + a->offset + (long)i * a->stride[0];
 }
 
-ATTUNE_FUNCTION int integer_at(__global const uchar *memory, __global const attune_opencl_array *a, uint i)
+ATTUNE_FUNCTION int integer_at(__global const uchar *memory, ATTUNE_CACHE_SPACE const attune_opencl_array *a, uint i)
 {
     return *(__global const int *)array_at(memory, a, i);
 }
 
-ATTUNE_FUNCTION void begin_rows(sequence *s, const attune_opencl_arguments *args, tile_coord *coord,
-                                __global const uchar *q_start, __global const uchar *count)
+/* q_len: the most rows of a sequence. */
+ATTUNE_FUNCTION void begin_rows(sequence *s, uint q_len, __global const uchar *q_start, __global const uchar *count)
 {
-    __global const attune_opencl_serving *of = s->of;
+    ATTUNE_CACHE_SPACE const attune_opencl_cache *of = s->of;
     const int first = integer_at(q_start, &of->q_start, s->b), end = integer_at(q_start, &of->q_start, s->b + 1u);
     const int packed = (of->has & ATTUNE_OPENCL_HAS_Q_START) != 0u, live = integer_at(count, &of->count, 0u);
-    const int valid = first >= 0 && first <= end && (uint)end <= of->tokens && (uint)(end - first) <= args->q_len;
+    const int valid = first >= 0 && first <= end && (uint)end <= of->tokens && (uint)(end - first) <= q_len;
     s->batch = packed ? 0u : s->b;
     s->row0 = packed && valid ? (uint)first : 0u;
-    s->token0 = packed ? s->row0 : s->b * args->q_len;
-    s->q_len = !packed ? args->q_len : valid ? (uint)(end - first) : 0u;
+    s->token0 = packed ? s->row0 : s->b * q_len;
+    s->q_len = !packed ? q_len : valid ? (uint)(end - first) : 0u;
     if (of->has & ATTUNE_OPENCL_HAS_COUNT && (int)s->b >= live)
         s->q_len = 0u;
-    coord->queries = coord->q0 < s->q_len ? min(args->q_step, s->q_len - coord->q0) : 0u;
-    coord->rows = coord->heads * coord->queries;
 }
 
 /* The block table's row. */
 ATTUNE_FUNCTION void begin_table(sequence *s, __global const uchar *pages, __global const uchar *pages_start)
 {
-    __global const attune_opencl_serving *of = s->of;
+    ATTUNE_CACHE_SPACE const attune_opencl_cache *of = s->of;
     const int first = integer_at(pages_start, &of->pages_start, s->b);
     const int end = integer_at(pages_start, &of->pages_start, s->b + 1u);
     const int list = (of->has & ATTUNE_OPENCL_HAS_PAGES_START) != 0u;
@@ -74,16 +76,21 @@ ATTUNE_FUNCTION void begin_table(sequence *s, __global const uchar *pages, __glo
         s->entries = 1u;
 }
 
-ATTUNE_FUNCTION void begin_keys(sequence *s, const attune_opencl_arguments *args, __global const uchar *kv_lens,
-                                __global const uchar *kv_first)
+/* kv_len: the most keys of a sequence. */
+ATTUNE_FUNCTION void begin_length(sequence *s, uint kv_len, __global const uchar *kv_lens)
 {
-    __global const attune_opencl_serving *of = s->of;
+    ATTUNE_CACHE_SPACE const attune_opencl_cache *of = s->of;
     const uint page = max(of->page, 1u); /* 0: the launch that has nothing to do */
-    const uint most = s->entries > args->kv_len / page ? args->kv_len : s->entries * page;
+    const uint most = s->entries > kv_len / page ? kv_len : s->entries * page;
     const uint length = (uint)integer_at(kv_lens, &of->kv_len, s->b); /* a negative one is above all limits */
     s->kv_len = length <= most ? length : 0u;
     s->position = (int)s->kv_len - (int)s->q_len;
-    s->kv_first = (uint)clamp(integer_at(kv_first, &of->kv_first, s->b), 0, (int)s->kv_len);
+    s->kv_first = 0u;
+}
+
+ATTUNE_FUNCTION void begin_first(sequence *s, __global const uchar *kv_first)
+{
+    s->kv_first = (uint)clamp(integer_at(kv_first, &s->of->kv_first, s->b), 0, (int)s->kv_len);
 }
 
 /* The page of a key and its row there, of a sequence that has keys. */
@@ -98,8 +105,8 @@ ATTUNE_FUNCTION uint2 key_of(const sequence *s, uint kv)
 }
 
 /* Of a key's row: 1 without factors. */
-ATTUNE_FUNCTION float factor_of(const sequence *s, __global const uchar *scale, __global const attune_opencl_array *a,
-                                uint has, uint2 key)
+ATTUNE_FUNCTION float factor_of(const sequence *s, __global const uchar *scale,
+                                ATTUNE_CACHE_SPACE const attune_opencl_array *a, uint has, uint2 key)
 {
     const float factor = *(__global const float *)(array_at(scale, a, key.x) + (long)s->kv_h * a->stride[1] +
                                                    (long)key.y * a->stride[2]);

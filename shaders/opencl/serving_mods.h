@@ -7,6 +7,7 @@
 #define ATTUNE_SERVING_MODS_H
 
 #include "serving.h"
+#include "tiles.h"
 
 #ifndef ATTUNE_MASK_CAPTURES
 #define ATTUNE_MASK_CAPTURES(X)
@@ -45,12 +46,18 @@
 #include "score_text.h"
 #endif
 
+/* The struct of the call, which begins with the cache. */
+ATTUNE_FUNCTION __global const attune_opencl_serving *serving_of(const sequence *s)
+{
+    return (__global const attune_opencl_serving *)s->of;
+}
+
 ATTUNE_FUNCTION float attune_score(float score, const sequence *s, uint h, uint query, uint kv ATTUNE_MODS_PARAMETERS)
 {
 #ifdef ATTUNE_HAS_SCORE
     return attune_score_of((int)s->b, (int)h, s->position + (int)query, (int)kv, (int)s->kv_h, (int)s->q_len,
                            (int)s->kv_len, score, (int)s->token0 - s->position,
-                           &s->of->score ATTUNE_SCORE_CAPTURES(ATTUNE_SCORE_ARGUMENT));
+                           &serving_of(s)->score ATTUNE_SCORE_CAPTURES(ATTUNE_SCORE_ARGUMENT));
 #else
     return score;
 #endif
@@ -61,7 +68,7 @@ ATTUNE_FUNCTION int attune_mask(const sequence *s, uint h, uint query, uint kv A
 #ifdef ATTUNE_HAS_MASK
     return attune_mask_of((int)s->b, (int)h, s->position + (int)query, (int)kv, (int)s->kv_h, (int)s->q_len,
                           (int)s->kv_len, 0.0f, (int)s->token0 - s->position,
-                          &s->of->mask ATTUNE_MASK_CAPTURES(ATTUNE_MASK_ARGUMENT));
+                          &serving_of(s)->mask ATTUNE_MASK_CAPTURES(ATTUNE_MASK_ARGUMENT));
 #else
     return 1;
 #endif

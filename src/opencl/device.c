@@ -452,6 +452,7 @@ const attune__backend attune__opencl_backend = {
     .program_destroy = attune__opencl_program_destroy,
     .forward = attune__opencl_forward,
     .decode = attune__opencl_decode,
+    .append = attune__opencl_append,
     .backward = attune__opencl_backward,
     .merger_create = attune__opencl_merger_create,
     .merger_destroy = attune__opencl_merger_destroy,

@@ -122,7 +122,7 @@ static void copy_tables(const run *r, attune__opencl_call *commands)
     attune_opencl_serving serving;
     attune_opencl_table table;
     if (call->serving) {
-        attune__opencl_serving_describe(call, &serving);
+        attune__opencl_serving_describe(call, &serving.cache);
         if (program->mask)
             attune__opencl_table_of(call, program->mask, call->serving->mask_captures, call->serving->mask_parameters,
                                     NULL, &serving.mask);

@@ -188,8 +188,10 @@ static attune_status build_all(attune__opencl_device *device, const attune__prog
 {
     if (desc->choice->direction == ATTUNE_BACKWARD)
         return attune__opencl_backward_build(device, desc, program);
-    if (desc->shape->tokens)
+    if (desc->shape->tokens) {
+        ATTUNE__TRY(attune__opencl_append_build(device, desc, &program->append));
         return build_serving(device, desc, &program->forward);
+    }
     const bool lanes = !strcmp(desc->choice->kernel, "opencl_lanes");
     if (lanes)
         ATTUNE__TRY(build_lanes(device, desc, &program->forward));
@@ -239,6 +241,7 @@ void attune__opencl_program_destroy(attune__program *program)
     attune__opencl_kernel_release(device, &mine->forward);
     attune__opencl_kernel_release(device, &mine->aligned);
     attune__opencl_kernel_release(device, &mine->combine);
+    attune__opencl_kernel_release(device, &mine->append);
     attune__opencl_kernel_release(device, &mine->keys);
     attune__opencl_kernel_release(device, &mine->keys_aligned);
     attune__opencl_kernel_release(device, &mine->delta);

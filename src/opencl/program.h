@@ -95,6 +95,7 @@ typedef struct attune__opencl_program {
     attune__opencl_kernel forward;
     attune__opencl_kernel aligned; /* for calls whose tensors are; none: forward serves them */
     attune__opencl_kernel combine; /* none: no splits */
+    attune__opencl_kernel append;  /* of a plan over a cache */
     /* backward: forward and aligned give dQ, and gradients of captures */
     const attune__gradient *gradient; /* borrowed likewise */
     attune__opencl_kernel keys, keys_aligned, delta;
@@ -156,9 +157,14 @@ void attune__opencl_set_captures(attune__opencl_setter *setter, const attune_exp
 /* ------------------------------------------------------------------------------------------------------- serving.c */
 
 /* What a call over a cache reads besides, without the tables of the expressions. */
-void attune__opencl_serving_describe(const attune__forward *call, attune_opencl_serving *serving);
+void attune__opencl_serving_describe(const attune__forward *call, attune_opencl_cache *cache);
 /* The arguments after attune__opencl_set_forward's; NULL: of the launch with nothing to do. */
 void attune__opencl_serving_set(attune__opencl_setter *setter, const attune__serving *serving);
+
+/* -------------------------------------------------------------------------------------------------------- append.c */
+
+attune_status attune__opencl_append_build(attune__opencl_device *device, const attune__program_desc *desc,
+                                          attune__opencl_kernel *kernel);
 
 /* The work of one launch, so that no driver's watchdog takes a long call for a hung one: a tenth of a second at 4
  * GFLOP/s of each compute unit, which phones reach, half at 40 of a card's. */

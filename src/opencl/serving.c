@@ -18,28 +18,28 @@ static attune_opencl_array array_of(const attune_tensor *tensor, uint32_t flag, 
     return a;
 }
 
-void attune__opencl_serving_describe(const attune__forward *call, attune_opencl_serving *serving)
+void attune__opencl_serving_describe(const attune__forward *call, attune_opencl_cache *cache)
 {
     const attune__serving *s = call->serving;
     const attune__serving_sizes sizes = attune__serving_sizes_of(call);
     uint32_t has = 0;
-    *serving = (attune_opencl_serving){
+    *cache = (attune_opencl_cache){
         .tokens = (uint32_t)call->q.size[2],
         .pool = sizes.pool,
         .page = sizes.page,
         .entries = sizes.entries,
         .tree_words = sizes.tree_words,
     };
-    serving->q_start = array_of(&s->q_start, ATTUNE_OPENCL_HAS_Q_START, &has);
-    serving->kv_len = array_of(&s->kv_len, 0, &has);
-    serving->kv_first = array_of(&s->kv_first, ATTUNE_OPENCL_HAS_KV_FIRST, &has);
-    serving->count = array_of(&s->count, ATTUNE_OPENCL_HAS_COUNT, &has);
-    serving->pages = array_of(&s->pages, ATTUNE_OPENCL_HAS_PAGES, &has);
-    serving->pages_start = array_of(&s->pages_start, ATTUNE_OPENCL_HAS_PAGES_START, &has);
-    serving->tree = array_of(&s->tree, ATTUNE_OPENCL_HAS_TREE, &has);
-    serving->k_scale = array_of(&s->k_scale, ATTUNE_OPENCL_HAS_K_SCALE, &has);
-    serving->v_scale = array_of(&s->v_scale, ATTUNE_OPENCL_HAS_V_SCALE, &has);
-    serving->has = has;
+    cache->q_start = array_of(&s->q_start, ATTUNE_OPENCL_HAS_Q_START, &has);
+    cache->kv_len = array_of(&s->kv_len, 0, &has);
+    cache->kv_first = array_of(&s->kv_first, ATTUNE_OPENCL_HAS_KV_FIRST, &has);
+    cache->count = array_of(&s->count, ATTUNE_OPENCL_HAS_COUNT, &has);
+    cache->pages = array_of(&s->pages, ATTUNE_OPENCL_HAS_PAGES, &has);
+    cache->pages_start = array_of(&s->pages_start, ATTUNE_OPENCL_HAS_PAGES_START, &has);
+    cache->tree = array_of(&s->tree, ATTUNE_OPENCL_HAS_TREE, &has);
+    cache->k_scale = array_of(&s->k_scale, ATTUNE_OPENCL_HAS_K_SCALE, &has);
+    cache->v_scale = array_of(&s->v_scale, ATTUNE_OPENCL_HAS_V_SCALE, &has);
+    cache->has = has;
 }
 
 void attune__opencl_serving_set(attune__opencl_setter *setter, const attune__serving *serving)

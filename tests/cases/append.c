@@ -580,19 +580,35 @@ Test(append, cpu)
 }
 
 /* A sum of squares has at most 16 roundings in a row, of which a root halves the error, and 10 are of the rest. */
-Test(append, vulkan)
+static void run_device(const char *backend, unsigned flags)
 {
     attune_instance *instance;
     attune_device *device;
     OK(attune_instance_create(NULL, &instance));
-    device = device_or_skip(instance, "vulkan");
+    device = device_or_skip(instance, backend);
     /* A driver that compiles on the CPU takes a second for a case. */
     const size_t step = test_sampled() ? 7 : 1;
     for (size_t i = test_seed() % step; i < sizeof cases / sizeof cases[0]; i += step)
-        if (cases[i].dtype != ATTUNE_F64 && test_part(i))
+        if (cases[i].dtype != ATTUNE_F64 && (cases[i].flags & flags) == flags && test_part(i))
             run_case(device, &cases[i], 0x18p-24);
     attune_device_destroy(device);
     attune_instance_destroy(instance);
+}
+
+Test(append, vulkan)
+{
+    run_device("vulkan", 0);
+}
+
+Test(append, opencl)
+{
+    run_device("opencl", 0);
+}
+
+/* The smallest of them: an interpreter of kernels takes minutes for all (.ci/opencl). */
+Test(append, opencl_uniform)
+{
+    run_device("opencl", UNIFORM);
 }
 
 /* Bits of binary16 that a driver's conversions may lose, and blocks of values that are not finite. */
@@ -675,13 +691,13 @@ static void canonical_nans(attune_dtype dtype, uint8_t *bytes, uint64_t size)
 }
 
 /* Rows that are neither normalised nor rotated have the CPU's bits, whatever is in them. */
-Test(append, vulkan_of_extremes)
+static void run_extremes(const char *backend)
 {
     static const attune_dtype dtypes[][2] = {{ATTUNE_F32, ATTUNE_F16}, {ATTUNE_Q8_0, ATTUNE_Q4_0}};
     attune_instance *instance;
     attune_device *cpu;
     OK(attune_instance_create(NULL, &instance));
-    attune_device *device = device_or_skip(instance, "vulkan");
+    attune_device *device = device_or_skip(instance, backend);
     OK(attune_device_open(instance, "cpu", &cpu));
     random_state r = {test_seed() + 3};
     uint16_t rows[8][32];
@@ -702,4 +718,14 @@ Test(append, vulkan_of_extremes)
     attune_device_destroy(cpu);
     attune_device_destroy(device);
     attune_instance_destroy(instance);
+}
+
+Test(append, vulkan_of_extremes)
+{
+    run_extremes("vulkan");
+}
+
+Test(append, opencl_of_extremes)
+{
+    run_extremes("opencl");
 }
