@@ -10,14 +10,15 @@ attune.torch has the same as an operator of PyTorch."""
 from ._library import (
     Cancelled, DeviceLost, DoesNotFit, Error, InvalidArgument, OutOfMemory, ParseError, Unavailable, Unsupported, version,
 )
+from ._array import row_bytes
 from .expr import Expr, presets
 from .instance import Device, DeviceInfo, Instance, default_instance, devices, profiles
 from .mask import Mask, MaskLists, MaskStats
-from .plan import Backward, Batch, Cache, Forward, Plan, Problem, choose
+from .plan import Backward, Batch, Cache, Forward, Plan, Problem, Schedule, choose
 
 __version__ = version()
 __all__ = [
     "Backward", "Batch", "Cache", "Cancelled", "Device", "DeviceInfo", "DeviceLost", "DoesNotFit", "Error", "Expr", "Forward", "Instance",
-    "InvalidArgument", "Mask", "MaskLists", "MaskStats", "OutOfMemory", "ParseError", "Plan", "Problem", "Unavailable", "Unsupported",
-    "choose", "default_instance", "devices", "presets", "profiles", "version",
+    "InvalidArgument", "Mask", "MaskLists", "MaskStats", "OutOfMemory", "ParseError", "Plan", "Problem", "Schedule", "Unavailable",
+    "Unsupported", "choose", "default_instance", "devices", "presets", "profiles", "row_bytes", "version",
 ]

@@ -14,13 +14,16 @@ from ._library import InvalidArgument, lib
 _BY_FORMAT = {
     ("f", 4): _abi.ATTUNE_F32, ("f", 2): _abi.ATTUNE_F16, ("f", 8): _abi.ATTUNE_F64, ("i", 4): _abi.ATTUNE_I32,
     ("i", 8): _abi.ATTUNE_I64, ("u", 1): _abi.ATTUNE_U8, ("b", 1): _abi.ATTUNE_BOOL, ("bf", 2): _abi.ATTUNE_BF16,
+    ("i", 1): _abi.ATTUNE_I8, ("e4m3", 1): _abi.ATTUNE_F8E4M3, ("e5m2", 1): _abi.ATTUNE_F8E5M2,
 }
-_FORMATS = {"e": "f", "f": "f", "d": "f", "i": "i", "l": "i", "q": "i", "B": "u", "?": "b"}
-_DLPACK_KINDS = {0: "i", 1: "u", 2: "f", 4: "bf", 6: "b"}
+_FORMATS = {"e": "f", "f": "f", "d": "f", "b": "i", "i": "i", "l": "i", "q": "i", "B": "u", "?": "b"}
+_DLPACK_KINDS = {0: "i", 1: "u", 2: "f", 4: "bf", 6: "b", 10: "e4m3", 12: "e5m2"}
+# Types of keys and values that not every library has arrays of: bytes stand for them.
+_AS_BYTES = (_abi.ATTUNE_F8E4M3, _abi.ATTUNE_F8E5M2, _abi.ATTUNE_Q8_0, _abi.ATTUNE_Q4_0)
 DLPACK_CPU, DLPACK_CUDA = 1, 2
 _HOSTS = {DLPACK_CPU, 3, 13}  # and memory that CUDA pinned or manages
 
-DTYPES = {lib.attune_dtype_string(number).decode(): number for number in _BY_FORMAT.values()}
+DTYPES = {lib.attune_dtype_string(number).decode(): number for number in (*_BY_FORMAT.values(), *_AS_BYTES)}
 
 
 def dtype_of(name: str) -> int:
@@ -28,6 +31,15 @@ def dtype_of(name: str) -> int:
     if name not in DTYPES:
         raise InvalidArgument(f"no element type is called {name!r}: {', '.join(DTYPES)}")
     return DTYPES[name]
+
+
+def row_bytes(dtype: str, columns: int) -> int:
+    """The bytes of so many columns of an element type: of a row of a cache's array of bytes."""
+    number = dtype_of(dtype)
+    block = lib.attune_dtype_block(number)
+    if columns % block:
+        raise InvalidArgument(f"{columns} columns are no multiple of {block}, the elements of a block of {dtype}")
+    return int(columns // block * lib.attune_dtype_size(number))
 
 
 class View:
@@ -45,8 +57,27 @@ class View:
         size = lib.attune_dtype_size(self.dtype)
         if 0 in self.shape:
             return self.address, self.address
-        ends = [(count - 1) * stride * size for count, stride in zip(self.shape, self.strides)]
+        counts = self.shape
+        if (block := lib.attune_dtype_block(self.dtype)) > 1:
+            counts = (*counts[:-1], counts[-1] // block)
+        ends = [(count - 1) * stride * size for count, stride in zip(counts, self.strides)]
         return self.address + sum(end for end in ends if end < 0), self.address + sum(end for end in ends if end > 0) + size
+
+    def elements(self, dtype: int) -> View:
+        """Bytes as elements of a type that arrays seldom have (f8e4m3, f8e5m2, q8_0, q4_0), or the view itself."""
+        if self.dtype != _abi.ATTUNE_U8 or dtype not in _AS_BYTES:
+            return self
+        size, block, name = lib.attune_dtype_size(dtype), lib.attune_dtype_block(dtype), lib.attune_dtype_string(dtype).decode()
+        if size == 1:
+            return View(self.address, self.device, dtype, self.shape, self.strides, self.owner)
+        if not self.shape or self.shape[-1] % size or self.shape[-1] > 1 and self.strides[-1] != 1:
+            raise InvalidArgument(f"an array of bytes is {self.shape} with strides {self.strides}: its last dimension must have whole "
+                                  f"blocks of {size} bytes, one after another, to be {name}")
+        outer = [stride if count > 1 else 0 for count, stride in zip(self.shape[:-1], self.strides)]
+        if any(stride % size for stride in outer):
+            raise InvalidArgument(f"an array of bytes has the strides {self.strides}: to be {name} they must be multiples of {size}")
+        return View(self.address, self.device, dtype, (*self.shape[:-1], self.shape[-1] // size * block),
+                    [*(stride // size for stride in outer), 1], self.owner)
 
     def host(self) -> _abi.attune_array:
         """As attune_array."""

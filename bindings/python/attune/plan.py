@@ -48,12 +48,13 @@ class Problem:
     page: int = 0
     tree: bool = False
     v_dtype: str | None = None
+    split_keys: int = 0
 
     def _struct(self) -> _abi.attune_problem:
         if self.direction not in _DIRECTIONS:
             raise InvalidArgument(f"a plan is forward or backward, not {self.direction!r}")
         same = ("head_dim", "head_dim_v", "batch", "kv_batch", "heads", "kv_heads", "q_len", "kv_len", "scale", "lse", "row_max",
-                "capture_gradient_elements", "sinks", "tokens", "page", "tree")
+                "capture_gradient_elements", "sinks", "tokens", "page", "tree", "split_keys")
         types = {name: dtype_of(getattr(self, name)) for name in ("kv_dtype", "o_dtype", "v_dtype") if getattr(self, name)}
         made = struct(_abi.attune_problem, direction=_DIRECTIONS[self.direction], dtype=dtype_of(self.dtype),
                       score=self.score._handle if self.score else None, **types, **{name: getattr(self, name) for name in same})
@@ -131,12 +132,17 @@ class Buffers:
         self.handles.append(handle)
         return handle
 
-    def tensor(self, source: View) -> _abi.attune_tensor:
-        """attune_tensor of a view."""
+    def on_device(self, source: View) -> int:
+        """DLPack's number of the device, which must read the view in place."""
         wanted = DLPACK_CUDA if self.device.backend == "cuda" else DLPACK_CPU
         if source.device[0] != wanted and not (wanted == DLPACK_CPU and source.device[0] in (3, 13)):
             raise InvalidArgument(f"an array is not in memory that {self.device.info.id} reads in place (DLPack's device type "
                                   f"{source.device[0]}; {wanted} is)")
+        return wanted
+
+    def tensor(self, source: View) -> _abi.attune_tensor:
+        """attune_tensor of a view."""
+        wanted = self.on_device(source)
         begin, end = source.extent()
         aligned = begin & ~15 if wanted == DLPACK_CUDA else begin
         made = _abi.attune_tensor(dtype=source.dtype, offset=source.address - aligned)
@@ -154,9 +160,10 @@ class Buffers:
 class Cache:
     """attune_cache: the keys and values of sequences in pages, as arrays in the device's memory.
 
-    k: [pages, kv_heads, page, head_dim] in any strides. v: likewise; None = the first head_dim_v columns of k. pages: the block table,
-    i32 [sequences, most pages], or one list with pages_start, i32 [sequences + 1]; None = sequence b is page b. k_scale, v_scale:
-    factors, f32 [1], [kv_heads] or [pages, kv_heads, page]."""
+    k: [pages, kv_heads, page, head_dim] in any strides, of the plan's kv_dtype. v: likewise, of its v_dtype; None = the first head_dim_v
+    columns of k. f8e4m3, f8e5m2, q8_0 and q4_0 may be arrays of bytes (u8), whose last dimension is row_bytes(type, head_dim).
+    pages: the block table, i32 [sequences, most pages], or one list with pages_start, i32 [sequences + 1]; None = sequence b is page b.
+    k_scale, v_scale: factors of f8 and i8, f32 [1], [kv_heads] or [pages, kv_heads, page], which append computes."""
 
     k: Any
     v: Any = None
@@ -172,13 +179,24 @@ class Batch:
 
     kv_len: the keys of each sequence, [sequences]. q_start: its first row, and the end, [sequences + 1]; rows are then [tokens, heads,
     dim]; None = [sequences, heads, rows, dim]. kv_first: the first key that is kept. tree: which of its sequence's last keys a row sees,
-    bits of [tokens, words]. count: [1], the sequences of this call; None = all."""
+    bits of [tokens, words]. count: [1], the sequences of this call; None = all. shared: how many of its first keys a sequence has in
+    common with the one before, [sequences]; results are undefined if that is not so."""
 
     kv_len: Any
     q_start: Any = None
     kv_first: Any = None
     tree: Any = None
     count: Any = None
+    shared: Any = None
+
+
+class Schedule(Handle):
+    """The work of a step's calls, as Plan.schedule divides it; for the layers' calls of forward."""
+
+    def __init__(self, plan: Plan) -> None:
+        handle = ctypes.c_void_p()
+        check(lib.attune_buffer_create(plan.device._handle, plan.schedule_size, ctypes.byref(handle)))
+        self._own(handle, lib.attune_buffer_destroy)
 
 
 def _views(of: Cache | Batch, stream: int | None, write: Sequence[str] = ()) -> dict[str, View]:
@@ -218,6 +236,8 @@ class Plan(Handle):
         self.device, self.problem = device, problem
         #: Bytes of workspace that a call needs.
         self.workspace_size = int(lib.attune_plan_workspace_size(handle))
+        #: Bytes of a schedule; 0 for plans that have none.
+        self.schedule_size = int(lib.attune_plan_schedule_size(handle))
 
     def explain(self, format: str = "text") -> str:
         """The choice and its reasons: "text" or "json"."""
@@ -239,16 +259,21 @@ class Plan(Handle):
 
     def forward(self, q: Any, k: Any = None, v: Any = None, *, o: Any = None, lse: Any = None, row_max: Any = None,
                 mask: Mask | None = None, captures: Mapping[str, Any] | None = None, parameters: Mapping[str, Number] | None = None,
-                sinks: Any = None, cache: Cache | None = None, batch: Batch | None = None, stream: int | None = None) -> Forward:
+                sinks: Any = None, cache: Cache | None = None, batch: Batch | None = None, schedule: Schedule | None = None,
+                workspace: Any = None, stream: int | None = None) -> Forward:
         """attune_forward, over [batch, heads, length, dim] arrays in the device's memory, read in place.
 
         o: the output; without it a new array of q's library. lse, row_max: an output array, or True for a new one.
         captures, parameters: of the score expression, and over a cache also of the mask's. sinks: a logit of each head in the
         denominator alone, [heads]. cache, batch: in place of k, v and mask, for plans with tokens; rows of a new o that are of no
-        sequence have any values. stream: the CUDA stream (default: the legacy default stream)."""
+        sequence have any values. schedule: of the plan's schedule(), for this batch; without it the call divides its own work.
+        workspace: bytes (u8) in the device's memory that the call may use, workspace_size of them or more; without it the call
+        allocates them. stream: the CUDA stream (default: the legacy default stream)."""
         if (cache is None) != (batch is None) or (cache is None) != (k is not None and v is not None) or (
                 cache is not None and (k is not None or v is not None or mask is not None)):
             raise InvalidArgument("a call is over k and v, with a mask or without, or over cache and batch")
+        if schedule is not None and cache is None:
+            raise InvalidArgument("a schedule is for calls over cache and batch")
         queue = self._queue(stream)
         inputs = {"q": q, "k": k, "v": v, "sinks": sinks}
         views = {name: view(x, stream=stream) for name, x in inputs.items() if x is not None}
@@ -259,10 +284,36 @@ class Plan(Handle):
         for name, x in (("o", o), ("lse", lse), ("row_max", row_max)):
             if x is not None:
                 views[name] = view(x, write=True, stream=stream)
-        served = (_views(cache, stream), _views(batch, stream)) if cache and batch else None
+        served = (self._stored(cache, stream), _views(batch, stream)) if cache and batch else None
         self.forward_views(queue, views, mask, {name: view(x, stream=stream) for name, x in (captures or {}).items()},
-                           parameters or {}, self._workspace(), served)
+                           parameters or {}, self._workspace(workspace, stream), served, schedule)
         return Forward(o, lse, row_max)
+
+    def schedule(self, q: Any, *, cache: Cache, batch: Batch, captures: Mapping[str, Any] | None = None,
+                 parameters: Mapping[str, Number] | None = None, sinks: Any = None, o: Any = None, into: Schedule | None = None,
+                 workspace: Any = None, stream: int | None = None) -> Schedule | None:
+        """attune_schedule: divides the work of a batch once, for all calls of forward with these lengths: those of a model's layers.
+
+        The arguments are those of one of the calls. into: the schedule that is written, such as the last step's; without it a new
+        one. None for plans that have no schedules (schedule_size is 0), which forward takes too."""
+        if not self.schedule_size:
+            return None
+        made = into or Schedule(self)
+        source = view(q, stream=stream)
+        width = self.problem.head_dim_v or self.problem.head_dim
+        views = {"q": source} | ({"sinks": view(sinks, stream=stream)} if sinks is not None else {})
+        o = self._output(True if o is None else o, q, (*source.shape[:-1], width), self.problem.o_dtype or self.problem.dtype)
+        views["o"] = view(o, write=True, stream=stream)
+        self.forward_views(self._queue(stream), views, None, {name: view(x, stream=stream) for name, x in (captures or {}).items()},
+                           parameters or {}, self._workspace(workspace, stream), (self._stored(cache, stream), _views(batch, stream)),
+                           made, lib.attune_schedule)
+        return made
+
+    def _stored(self, cache: Cache, stream: int | None, write: Sequence[str] = ()) -> dict[str, View]:
+        """The views of a cache, with bytes as elements of the problem's types."""
+        k_dtype = self.problem.kv_dtype or self.problem.dtype
+        types = {"k": k_dtype, "v": self.problem.v_dtype or k_dtype}
+        return {name: x.elements(dtype_of(types[name])) if name in types else x for name, x in _views(cache, stream, write).items()}
 
     def append(self, cache: Cache, k: Any, v: Any = None, *, batch: Batch | None = None, slots: Any = None, cosine: Any = None,
                sine: Any = None, positions: Any = None, rotary_first: int = 0, interleaved: bool = False, k_norm: Any = None,
@@ -278,7 +329,7 @@ class Plan(Handle):
         views = {name: view(x, stream=stream) for name, x in inputs.items() if x is not None}
         if q_out is not None:
             views["q_out"] = view(q_out, write=True, stream=stream)
-        stored = _views(cache, stream, ("k", "v", "k_scale", "v_scale"))
+        stored = self._stored(cache, stream, ("k", "v", "k_scale", "v_scale"))
         with Buffers(self.device) as buffers:
             pool = struct(_abi.attune_cache, **{name: buffers.tensor(x) for name, x in stored.items()})
             args = struct(_abi.attune_append_args, cache=ctypes.pointer(pool), rotary_first=rotary_first, interleaved=interleaved,
@@ -291,7 +342,7 @@ class Plan(Handle):
     def backward(self, q: Any, k: Any, v: Any, o: Any, lse: Any, d_o: Any, *, d_lse: Any = None, d_q: Any = None, d_k: Any = None,
                  d_v: Any = None, mask: Mask | None = None, captures: Mapping[str, Any] | None = None,
                  capture_gradients: Mapping[str, Any] | None = None, parameters: Mapping[str, Number] | None = None,
-                 sinks: Any = None, d_sinks: Any = None, stream: int | None = None) -> Backward:
+                 sinks: Any = None, d_sinks: Any = None, workspace: Any = None, stream: int | None = None) -> Backward:
         """attune_backward: the gradients of a loss from those of o and of lse.
 
         d_q, d_k, d_v: the outputs; without them new arrays of q's library. capture_gradients: f32 arrays that the gradients are
@@ -315,7 +366,7 @@ class Plan(Handle):
             views["d_sinks"] = view(d_sinks, write=True, stream=stream)
         self.backward_views(queue, views, mask, {name: view(x, stream=stream) for name, x in (captures or {}).items()},
                             {name: view(x, write=True, stream=stream) for name, x in gradients.items()}, parameters or {},
-                            self._workspace())
+                            self._workspace(workspace, stream))
         return Backward(outputs["d_q"], outputs["d_k"], outputs["d_v"], gradients, d_sinks)
 
     def _queue(self, stream: int | None) -> int:
@@ -329,12 +380,19 @@ class Plan(Handle):
             return empty_like(like, shape, dtype_of(dtype))
         return None if wanted is None or wanted is False else wanted
 
-    def _workspace(self) -> Callable[[Buffers], int | None]:
-        """Workspace of this call alone."""
+    def _workspace(self, lent: Any = None, stream: int | None = None) -> Callable[[Buffers], int | None]:
+        """Workspace that is lent, or of this call alone."""
 
         def make(buffers: Buffers) -> int | None:
             if not self.workspace_size:
                 return None
+            if lent is not None:
+                memory = view(lent, write=True, stream=stream)
+                begin, end = memory.extent()
+                if memory.dtype != _abi.ATTUNE_U8 or len(memory.shape) != 1 or memory.strides != (1,):
+                    raise InvalidArgument("a workspace is a contiguous array of bytes (u8) of one dimension")
+                buffers.on_device(memory)
+                return buffers.wrap(begin, end - begin, memory).value
             handle = ctypes.c_void_p()
             check(lib.attune_buffer_create(self.device._handle, self.workspace_size, ctypes.byref(handle)))
             buffers.handles.append(handle)
@@ -344,20 +402,22 @@ class Plan(Handle):
 
     def forward_views(self, queue: int, views: Mapping[str, View], mask: Mask | None, captures: Mapping[str, View],
                       parameters: Mapping[str, Number], workspace: Callable[[Buffers], int | None],
-                      served: tuple[Mapping[str, View], Mapping[str, View]] | None = None) -> None:
-        """forward on views, with workspace from a function: for bindings of other libraries. served: of a cache and a batch."""
+                      served: tuple[Mapping[str, View], Mapping[str, View]] | None = None, schedule: Schedule | None = None,
+                      call: Any = lib.attune_forward) -> None:
+        """forward on views, with workspace from a function: for bindings of other libraries. served: of a cache and a batch. call:
+        another function with the same arguments."""
         if mask is not None:
             mask.upload(self.device)
         with Buffers(self.device) as buffers:
             read, numbers = buffers.captures(captures), parameter_table(parameters)
             args = struct(_abi.attune_forward_args, mask=mask._handle if mask else None, captures=read, capture_count=len(read),
                           parameters=numbers, parameter_count=len(numbers), workspace=workspace(buffers),
-                          **{name: buffers.tensor(x) for name, x in views.items()})
+                          schedule=schedule._handle if schedule else None, **{name: buffers.tensor(x) for name, x in views.items()})
             if served is not None:
                 cache, batch = ({name: buffers.tensor(x) for name, x in part.items()} for part in served)
                 pool, sequences = struct(_abi.attune_cache, **cache), struct(_abi.attune_batch, **batch)
                 args.cache, args.batch = ctypes.pointer(pool), ctypes.pointer(sequences)
-            check(lib.attune_forward(self._handle, queue, ctypes.byref(args), None))
+            check(call(self._handle, queue, ctypes.byref(args), None))
 
     def backward_views(self, queue: int, views: Mapping[str, View], mask: Mask | None, captures: Mapping[str, View],
                        gradients: Mapping[str, View], parameters: Mapping[str, Number],
