@@ -24,7 +24,8 @@ typedef struct attune_cuda_forward_sm80_layout {
 } attune_cuda_forward_sm80_layout;
 
 typedef struct attune_cuda_serving_sm80_layout {
-    unsigned k, v; /* Q is at 0 */
+    unsigned k, v;             /* Q is at 0 */
+    unsigned k_stage, v_stage; /* of one stage */
     unsigned keys, k_factors, v_factors, maxima, p;
     unsigned ml; /* epilogue */
     unsigned size;
@@ -71,7 +72,7 @@ ATTUNE_CUDA_LAYOUT attune_cuda_forward_sm80_layout attune_cuda_decode_sm80(attun
 }
 
 /*
- * Over a cache: as decode, and in the place of its state two words for each key of two tiles, and at the end the tile
+ * Over a cache: as decode, and in the place of its state two words for each key of S + 1 tiles, and at the end the tile
  * of rows, which the epilogue keeps. Where no warp has registers for 16 rows of O, those that share rows divide its
  * columns instead, and exchange maxima[G][M] and P[M][N], in float32, in shared memory; in float32 K and the widest V
  * have one buffer.
@@ -118,12 +119,14 @@ ATTUNE_CUDA_LAYOUT attune_cuda_serving_sm80_layout attune_cuda_serving_sm80(attu
     const int shares = attune_cuda_serving_sm80_shares_p(t);
     const unsigned d = attune_cuda_round_up(t.head_dim, ATTUNE_CUDA_PADDING), dv = attune_cuda_serving_sm80_dv(t);
     const unsigned groups = attune_cuda_serving_sm80_key_groups(t);
-    const unsigned k = t.block_n * d * t.element, v = t.block_n * dv * t.element;
     attune_cuda_serving_sm80_layout l = {0};
+    l.k_stage = t.block_n * d * t.element;
+    l.v_stage = t.block_n * dv * t.element;
     l.k = t.q_parts * t.block_m * d * t.element;
-    l.v = attune_cuda_serving_sm80_one_buffer(t) ? l.k : l.k + k;
-    l.keys = attune_cuda_serving_sm80_one_buffer(t) ? l.k + attune_cuda_larger(k, v) : l.v + v;
-    l.k_factors = l.keys + 2 * t.block_n * 8;
+    l.v = attune_cuda_serving_sm80_one_buffer(t) ? l.k : l.k + t.stages * l.k_stage;
+    l.keys = attune_cuda_serving_sm80_one_buffer(t) ? l.k + attune_cuda_larger(l.k_stage, l.v_stage)
+                                                    : l.v + t.stages * l.v_stage;
+    l.k_factors = l.keys + (t.stages + 1) * t.block_n * 8;
     l.v_factors = l.k_factors + t.block_n * t.k_factors * 4;
     l.maxima = l.v_factors + t.block_n * t.v_factors * 4;
     l.p = l.maxima + (shares ? groups * t.block_m * 4 : 0);

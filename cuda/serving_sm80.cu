@@ -31,7 +31,10 @@ static_assert(SHARED_P || KEY_GROUPS == GROUPS, "a warp without keys has columns
 static_assert(KEYS % 16 == 0, "a warp computes 16 columns or a multiple");
 static_assert(WIDE || CODES || (K_TYPE == config::DTYPE && V_TYPE == config::DTYPE),
               "other types are converted to float32");
-static_assert(STAGES == 1, "K and V have one buffer each");
+static_assert(STAGES == 1 || (K_TYPE == config::DTYPE && V_TYPE == config::DTYPE && !ONE_BUFFER),
+              "only asynchronous copies are several tiles ahead");
+/* Tiles whose keys are known, past this one; with one stage also those that are being copied. */
+constexpr int AHEAD = STAGES > 1 ? STAGES - 1 : 1;
 
 /* A packed row's head and query of its sequence. */
 __device__ __forceinline__ tile_coord row_coord(const attune_cuda_arguments &a, const tile &t, int row)
@@ -53,7 +56,7 @@ __device__ __forceinline__ int2 key_of(const tile &t, const attune_cuda_serving 
     return make_int2(page >= 0 && page < s.pool ? page : -1, kv - entry * s.page);
 }
 
-/* The keys of the next tile: fetched while this one is computed, stored when all have read those of the one before. */
+/* The keys of a tile to come: fetched while this one is computed, stored where none reads those of the one before. */
 struct next_keys {
     static constexpr int COUNT = (BLOCK_N + THREADS - 1) / THREADS; /* a thread's keys */
     int2 key[COUNT];
@@ -191,6 +194,19 @@ __device__ __forceinline__ void load_rows(u32 to, const attune_cuda_view &v, con
         }
     }
     copy_commit();
+}
+
+/* With several stages: K and V of a tile, as two groups of copies; none of a tile past the last. */
+__device__ __forceinline__ void copy_tile(u32 k, u32 v, const attune_cuda_arguments &a, const attune_cuda_serving &s,
+                                          const tile &t, const int2 *keys, bool more)
+{
+    if (more) {
+        load_rows<K_TYPE, HEAD_DIM, CHUNKS_D>(k, a.k, s.k_scale, t, keys, nullptr);
+        load_rows<V_TYPE, HEAD_DIM_V, CHUNKS_V>(v, a.v, s.v_scale, t, keys, nullptr);
+    } else {
+        copy_commit();
+        copy_commit();
+    }
 }
 
 /* ----------------------------------------------------------------------------------------------------------- stages */
@@ -676,6 +692,13 @@ __device__ __forceinline__ void store_parts(const attune_cuda_arguments &a, cons
 
 /* ---------------------------------------------------------------------------------------------------------- kernels */
 
+/* The place in the ring of STAGES + 1 tiles' keys that is `tiles` past `place`. */
+__device__ __forceinline__ int key_place(int place, int tiles)
+{
+    place += tiles * BLOCK_N;
+    return place < (STAGES + 1) * BLOCK_N ? place : place - (STAGES + 1) * BLOCK_N;
+}
+
 /* Finds the rows of item or tile `index`. */
 __device__ __forceinline__ bool find_tile(tile &t, const attune_cuda_arguments &a, const attune_cuda_serving &s,
                                           int index)
@@ -693,7 +716,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     constexpr attune_cuda_serving_sm80_layout AT = attune_cuda_serving_sm80(SERVED);
     static_assert(planned(AT.size));
     u32 q_tile = shared_address(memory), k_tile = q_tile + AT.k, v_tile = q_tile + AT.v;
-    int2 *keys = (int2 *)(memory + AT.keys); /* of two tiles */
+    int2 *keys = (int2 *)(memory + AT.keys);
     float *maxima = (float *)(memory + AT.maxima), *p = (float *)(memory + AT.p);
     float *k_factors = (float *)(memory + AT.k_factors), *v_factors = (float *)(memory + AT.v_factors);
     tile &t = *(tile *)(memory + AT.size - ATTUNE_CUDA_SERVING_TILE);
@@ -710,30 +733,48 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         range seen = tile_range(a, found);
         if (config::PARTS)
             seen = part_range(seen, found);
-        int kv = uniform(seen.low / BLOCK_N * BLOCK_N), end = uniform(seen.high), parity = 0;
+        int kv = uniform(seen.low / BLOCK_N * BLOCK_N), end = uniform(seen.high), place = 0;
+        u32 stage = 0;
         float o[1][DV_TILES][4] = {}, m[1][2] = {{-ATTUNE_INF, -ATTUNE_INF}}, l[1][2] = {};
 
         load_q(q_tile, a, found);
         next_keys next;
+        bool absent_next[AHEAD];
         fetch_keys(next, found, s, kv);
-        bool absent_next = __syncthreads_or(store_keys(next, keys));
-        load_rows<K_TYPE, HEAD_DIM, CHUNKS_D>(k_tile, a.k, s.k_scale, t, keys, k_factors);
-        fetch_keys(next, t, s, kv + BLOCK_N);
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            absent_next[i] = __syncthreads_or(store_keys(next, keys + i * BLOCK_N));
+            if (STAGES == 1)
+                load_rows<K_TYPE, HEAD_DIM, CHUNKS_D>(k_tile, a.k, s.k_scale, t, keys, k_factors);
+            else
+                copy_tile(k_tile + i * AT.k_stage, v_tile + i * AT.v_stage, a, s, t, keys + i * BLOCK_N,
+                          kv + i * BLOCK_N < end);
+            fetch_keys(next, t, s, kv + (i + 1) * BLOCK_N);
+        }
         for (; kv < end; kv += BLOCK_N) {
-            const int2 *here = keys + parity;
-            bool absent = absent_next;
+            int2 *here = keys + place, *later = keys + key_place(place, AHEAD);
+            bool absent = absent_next[0];
             float x[1][N_TILES][4];
-            parity = BLOCK_N - parity;
-            /* 2: K is loaded; the copies of V start. */
-            copy_wait<0>();
-            bool some = store_keys(next, keys + parity);
-            absent_next = __syncthreads_or(some);
-            if (!ONE_BUFFER)
-                load_rows<V_TYPE, HEAD_DIM_V, CHUNKS_V>(v_tile, a.v, s.v_scale, t, here, v_factors);
-            fetch_keys(next, t, s, kv + 2 * BLOCK_N);
+            u32 k = k_tile + stage * AT.k_stage, v = v_tile + stage * AT.v_stage;
+            place = key_place(place, 1);
+#pragma unroll
+            for (int i = 0; i + 1 < AHEAD; i++)
+                absent_next[i] = absent_next[i + 1];
+            /* 2: K is loaded, with several stages V too; the copies of V, or of a later tile, start. */
+            copy_wait<STAGES == 1 ? 0 : 2 * (AHEAD - 1)>();
+            bool some = store_keys(next, later);
+            absent_next[AHEAD - 1] = __syncthreads_or(some);
+            if constexpr (STAGES > 1) {
+                u32 free_stage = stage == 0 ? STAGES - 1 : stage - 1;
+                copy_tile(k_tile + free_stage * AT.k_stage, v_tile + free_stage * AT.v_stage, a, s, t, later,
+                          kv + AHEAD * BLOCK_N < end);
+                stage = stage + 1 == STAGES ? 0 : stage + 1;
+            } else if (!ONE_BUFFER)
+                load_rows<V_TYPE, HEAD_DIM_V, CHUNKS_V>(v, a.v, s.v_scale, t, here, v_factors);
+            fetch_keys(next, t, s, kv + (AHEAD + 1) * BLOCK_N);
             /* 3, 4: S, then score and mask. */
             if (!SHARED_P || warp_group() < KEY_GROUPS) {
-                u32 k = k_tile + (u32)(warp_column() * CHUNKS_D * 16);
+                k += (u32)(warp_column() * CHUNKS_D * 16);
                 if constexpr (CODES)
                     multiply_codes(x, q_tile, k, warp_row(), k_factors + warp_column() * K_FACTORS);
                 else
@@ -742,12 +783,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 if (SHARED_P)
                     store_maxima(maxima, x);
             }
-            copy_wait<0>();
-            __syncthreads();
-            if (ONE_BUFFER)
-                load_rows<V_TYPE, HEAD_DIM_V, CHUNKS_V>(v_tile, a.v, s.v_scale, t, here, v_factors);
-            else if (kv + BLOCK_N < end)
-                load_rows<K_TYPE, HEAD_DIM, CHUNKS_D>(k_tile, a.k, s.k_scale, t, keys + parity, k_factors);
+            if constexpr (STAGES == 1) {
+                copy_wait<0>();
+                __syncthreads();
+                if (ONE_BUFFER)
+                    load_rows<V_TYPE, HEAD_DIM_V, CHUNKS_V>(v, a.v, s.v_scale, t, here, v_factors);
+                else if (kv + BLOCK_N < end)
+                    load_rows<K_TYPE, HEAD_DIM, CHUNKS_D>(k_tile, a.k, s.k_scale, t, later, k_factors);
+            } else if (SHARED_P)
+                __syncthreads();
             /* 5, 6: online softmax, O += P V. */
             if constexpr (SHARED_P) {
                 float base[1][2], all[1][BLOCK_N / 8][4];
@@ -763,12 +807,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 __syncthreads();
                 load_p(all, p);
                 if constexpr (CODES)
-                    multiply_weighted_codes(o, all, v_tile, warp_group() * DV_TILES, v_factors);
+                    multiply_weighted_codes(o, all, v, warp_group() * DV_TILES, v_factors);
                 else
-                    multiply_pv<CHUNKS_V>(o, all, v_tile, warp_group() * DV_TILES);
+                    multiply_pv<CHUNKS_V>(o, all, v, warp_group() * DV_TILES);
             } else {
                 softmax(x, o, m, l, factor);
-                u32 v = v_tile + (u32)(warp_column() * CHUNKS_V * 16);
+                v += (u32)(warp_column() * CHUNKS_V * 16);
                 if constexpr (CODES)
                     multiply_weighted_codes(o, x, v, 0, v_factors + warp_column() * V_FACTORS);
                 else
@@ -777,7 +821,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             if (ONE_BUFFER) {
                 __syncthreads();
                 if (kv + BLOCK_N < end)
-                    load_rows<K_TYPE, HEAD_DIM, CHUNKS_D>(k_tile, a.k, s.k_scale, t, keys + parity, k_factors);
+                    load_rows<K_TYPE, HEAD_DIM, CHUNKS_D>(k_tile, a.k, s.k_scale, t, later, k_factors);
             }
         }
         copy_wait<0>();

@@ -289,8 +289,15 @@ static const attune__tile sm80_decode_f32_256[] = {
     ATTUNE__TILE(32, 16, 1, 2),
     ATTUNE__TILE(16, 16, 1, 1),
 };
-/* Over a cache, by the packed rows of a sequence. K and V have one buffer each. */
+/* Over a cache, by the packed rows of a sequence. */
 static const attune__tile sm80_serving_16[] = {
+    ATTUNE__TILE(16, 64, 1, 4),
+    ATTUNE__TILE(16, 32, 1, 2),
+    ATTUNE__TILE(16, 16, 1, 1),
+};
+/* Where K and V are copied as they are, the next tile is loaded while this one is computed. */
+static const attune__tile sm80_serving_copied_16[] = {
+    ATTUNE__TILE(16, 64, 2, 4),
     ATTUNE__TILE(16, 64, 1, 4),
     ATTUNE__TILE(16, 32, 1, 2),
     ATTUNE__TILE(16, 16, 1, 1),
@@ -332,8 +339,17 @@ static const attune__tile sm80_serving_f32_512_32[] = {
     ATTUNE__TILE(16, 16, 1, 4),
 };
 
-static attune__cuda_tiles sm80_serving_tiles(const attune__shape *s, bool wide)
+/* Whether asynchronous copies bring K and V of a cache to shared memory: neither codes nor values that are converted.
+ */
+static bool sm80_serving_copies(const attune__shape *s)
 {
+    const attune_dtype operand = attune__cuda_operand(s);
+    return s->k_dtype == operand && s->v_dtype == operand;
+}
+
+static attune__cuda_tiles sm80_serving_tiles(const attune__search *search, bool wide)
+{
+    const attune__shape *s = search->shape;
     const uint32_t d = s->head_dim, dv = s->head_dim_v;
     const bool few = s->q_len * (s->heads / s->kv_heads) <= 16, parts = wide || attune__cuda_codes(s);
     if (parts && dv > 256 && !few)
@@ -342,6 +358,9 @@ static attune__cuda_tiles sm80_serving_tiles(const attune__shape *s, bool wide)
         return TILES(sm80_serving_f32_512_16);
     if (dv > (parts ? 128u : 256u))
         return few ? TILES(sm80_serving_512_16) : TILES(sm80_serving_512_64);
+    /* A smaller unit has as many bytes in flight with another CTA in the place of another stage. */
+    if (few && sm80_serving_copies(s) && search->limits->shared_memory >= 160 * 1024)
+        return TILES(sm80_serving_copied_16);
     if (few)
         return TILES(sm80_serving_16);
     if (!parts)
@@ -384,7 +403,7 @@ static const attune__tile *sm80_tiles(const attune__search *search, uint32_t *co
                                                 TILES(sm80_f32_256)};
     if (search->pass == ATTUNE__PASS_BACKWARD)
         return backward_tiles(search, count);
-    attune__cuda_tiles t = s->tokens ? sm80_serving_tiles(s, wide)
+    attune__cuda_tiles t = s->tokens ? sm80_serving_tiles(search, wide)
                            : search->pass == ATTUNE__PASS_DECODE
                                ? sm80_decode_tiles(s, wide)
                                : attune__cuda_by_head_dim(s, wide ? wide_forward : forward);
@@ -448,8 +467,13 @@ static const char *sm80_reject_tile(const attune__search *search, const attune__
         return "a decode tile has at most 64 rows";
     }
     if (search->shape->tokens && tile->value[ATTUNE__NUM_STAGES] > 1) {
+        const attune_cuda_tile t = attune__cuda_tile(search->shape, tile->value[ATTUNE__BLOCK_M],
+                                                     tile->value[ATTUNE__BLOCK_N], tile->value[ATTUNE__NUM_WARPS], 1);
         *option = ATTUNE__NUM_STAGES;
-        return "over a cache K and V have one stage";
+        if (!sm80_serving_copies(search->shape))
+            return "keys and values of a cache that are converted as they are read have one stage";
+        if (attune_cuda_serving_sm80_one_buffer(t))
+            return "keys and values of a cache that share a buffer have one stage";
     }
     if (!sm80_warps_divide(search, tile)) {
         const attune__option blame = sm80_packs_rows(search) ? ATTUNE__BLOCK_N : ATTUNE__BLOCK_M;

@@ -948,6 +948,16 @@ static bool named(const char *names, const char *name)
     return strstr(names, word);
 }
 
+/* Options with which copies are several tiles ahead, where K and V are copied as they are; NULL elsewhere. */
+static const char *stages_of(const serving_case *c, attune_dtype dtype, size_t index)
+{
+    if (c->options || c->kv_dtype || (dtype == ATTUNE_F32 && c->dv > 256))
+        return NULL;
+    return c->d > 256  ? "{\"num_stages\": 2, \"BLOCK_N\": 16}"
+           : index % 2 ? "{\"num_stages\": 2}"
+                       : "{\"num_stages\": 3}";
+}
+
 /* Every case; under the model those that `names` has, and without a cache of kernels. */
 static void run_cuda(const char *names)
 {
@@ -963,8 +973,12 @@ static void run_cuda(const char *names)
         const char *refused = cuda_refusal(&cases[i]);
         if (refused)
             check_cuda_refusal(device, &cases[i], dtype, refused);
-        else
+        else {
+            serving_case staged = cases[i];
             run_case(instance, device, &cases[i], dtype, i);
+            if ((staged.options = stages_of(&cases[i], dtype, i)))
+                run_case(instance, device, &staged, dtype, i);
+        }
     }
     attune_device_destroy(device);
     attune_instance_destroy(instance);

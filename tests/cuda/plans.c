@@ -100,6 +100,14 @@ static const forced all_forced_backward[] = {
     {"BLOCK_M2 64, BLOCK_N2 32", {.block_m2 = 64, .block_n2 = 32}},
 };
 
+static const forced all_served[] = {
+    {"automatic", {0}},
+    {"automatic", {0}},
+    {"automatic", {0}},
+    {"num_stages 1", {.num_stages = 1}},
+    {"num_stages 3", {.num_stages = 3}},
+};
+
 /* Its tiles are automatic. */
 static const forced fixed_order = {"automatic", {.deterministic = ATTUNE_ON}};
 
@@ -350,10 +358,12 @@ static void compile_chosen(const char *name)
 }
 
 /* The nth of those over a cache, of which a run has some. */
-#define SERVED_COUNT (2 * 2 * 3 * COUNT(all_caches) * COUNT(cache_dims) * COUNT(all_masks) * COUNT(all_scores))
+#define SERVED_COUNT                                                                                                   \
+    (2 * 2 * 3 * COUNT(all_served) * COUNT(all_caches) * COUNT(cache_dims) * COUNT(all_masks) * COUNT(all_scores))
 static entry entry_served(uint64_t n)
 {
-    entry e = {.serving = true, .kv_heads = 2, .forced = &all_forced[0]};
+    entry e = {.serving = true, .kv_heads = 2};
+    e.forced = &all_served[n % COUNT(all_served)], n /= COUNT(all_served);
     e.cache = n % COUNT(all_caches), n /= COUNT(all_caches);
     e.dims = cache_dims[n % COUNT(cache_dims)], n /= COUNT(cache_dims);
     if (e.dims.head_dim % 32) /* no whole blocks */
