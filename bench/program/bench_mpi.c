@@ -49,7 +49,7 @@ static void follow(mpi_run *run)
 /* o of all ranks to rank 0: each has written its own rows into zeros. */
 static void collect(const mpi_run *run, array *o)
 {
-    const uint64_t bytes = (uint64_t)array_count(o) * attune_dtype_size(o->dtype);
+    const uint64_t bytes = array_bytes(o);
     for (uint64_t at = 0; at < bytes; at += ATTUNE_MPI_PART) {
         const int part = (int)(bytes - at < ATTUNE_MPI_PART ? bytes - at : ATTUNE_MPI_PART);
         char *data = (char *)o->data + at;

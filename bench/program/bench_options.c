@@ -162,7 +162,7 @@ cli_result bench_options_parse(bench_options *o, int argc, char **argv)
          .value = &o->dtypes},
         {.name = "--kv-dtype",
          .argument = "TYPE",
-         .help = "type of k and v, if it differs from --dtype: f32 f16 bf16",
+         .help = "type of k and v, if it differs from --dtype: f32 f16 bf16; of caches also f8e4m3 f8e5m2 i8 q8_0 q4_0",
          .value = &o->kv_dtype_text},
         {.name = "--o-dtype", .argument = "TYPE", .help = "O likewise", .value = &o->o_dtype_text},
         {.name = "--direction",

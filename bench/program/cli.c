@@ -287,6 +287,21 @@ bool cli_optional_dtype(const char *option, const char *text, attune_dtype *dtyp
     return !text || !*text || cli_dtype(option, text, dtype);
 }
 
+bool cli_cache_dtype(const char *option, const char *text, attune_dtype *dtype)
+{
+    static const attune_dtype all[] = {ATTUNE_F32,    ATTUNE_F16, ATTUNE_BF16, ATTUNE_F64, ATTUNE_F8E4M3,
+                                       ATTUNE_F8E5M2, ATTUNE_I8,  ATTUNE_Q8_0, ATTUNE_Q4_0};
+    if (!text || !*text)
+        return true;
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        if (!strcmp(text, attune_dtype_string(all[i]))) {
+            *dtype = all[i];
+            return true;
+        }
+    cli_error("%s is \"%s\", expected f32 f16 bf16 f64, or for caches f8e4m3 f8e5m2 i8 q8_0 q4_0", option, text);
+    return false;
+}
+
 bool cli_next_word(const char **list, char *word, size_t size)
 {
     while (**list == ',')

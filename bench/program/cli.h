@@ -74,6 +74,8 @@ bool cli_pair(const char *option, const char *text, int64_t low, int64_t high, i
 bool cli_dtype(const char *option, const char *text, attune_dtype *dtype);
 /* The same for an option that may be left out: NULL or "" changes nothing. */
 bool cli_optional_dtype(const char *option, const char *text, attune_dtype *dtype);
+/* Likewise, of k and v in a cache, which may be quantised. */
+bool cli_cache_dtype(const char *option, const char *text, attune_dtype *dtype);
 /* Copies the next word of a comma list; false at its end. */
 bool cli_next_word(const char **list, char *word, size_t size);
 /* Parses kernel options from JSON; *out is NULL if text is NULL or empty. */

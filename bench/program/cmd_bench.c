@@ -278,7 +278,7 @@ static bool choose_dtypes(bench_run *run)
 {
     char name[16];
     bench_options *o = &run->options;
-    if (!cli_optional_dtype("--kv-dtype", o->kv_dtype_text, &o->kv_dtype) ||
+    if (!cli_cache_dtype("--kv-dtype", o->kv_dtype_text, &o->kv_dtype) ||
         !cli_optional_dtype("--o-dtype", o->o_dtype_text, &o->o_dtype))
         return false;
     for (uint32_t i = 0; i < run->device_count; ++i) {

@@ -382,7 +382,7 @@ static bool inner_product(const attune_tensor *x, const array *y, double *sum, d
     array a = {0};
     if (!array_create(&a, x->dtype, x->rank, x->size, &why))
         return row_fail(row, REPORT_FAILED, "%s", why.message);
-    const uint64_t bytes = (uint64_t)array_count(&a) * attune_dtype_size(a.dtype);
+    const uint64_t bytes = array_bytes(&a);
     const attune_status status = attune_buffer_read(x->buffer, x->offset, a.data, bytes);
     *sum = *size = 0;
     for (int64_t i = 0, n = array_count(&a); i < n && status == ATTUNE_OK; ++i) {
@@ -529,7 +529,7 @@ static bool check(bench_setup *s, const row_options *options, report_row *row)
         return row_fail_call(row, s->status, "forward");
     if (!array_create(&o, s->args.o.dtype, 4, s->args.o.size, &why))
         return row_fail(row, REPORT_FAILED, "%s", why.message);
-    status = attune_buffer_read(s->args.o.buffer, 0, o.data, (uint64_t)array_count(&o) * attune_dtype_size(o.dtype));
+    status = attune_buffer_read(s->args.o.buffer, 0, o.data, array_bytes(&o));
     const bool good = status != ATTUNE_OK ? row_fail_call(row, status, "read")
                                           : row_check_o(&s->a, &o, options->seed,
                                                         s->cut.count ? segments_rounding(s->device, &s->a) : 0, row);

@@ -138,8 +138,7 @@ static bool check(attune_instance *instance, serving_setup *b, uint64_t seed, re
     for (uint32_t kind = 0; good && kind < serving_kinds(b->w); kind++) {
         good = forward(b, kind) || row_fail_call(row, b->status, "forward");
         if (good) {
-            b->status =
-                attune_buffer_read(from->buffer, 0, o.data, (uint64_t)array_count(&o) * attune_dtype_size(o.dtype));
+            b->status = attune_buffer_read(from->buffer, 0, o.data, array_bytes(&o));
             good = b->status == ATTUNE_OK || row_fail_call(row, b->status, "read");
         }
         good = good && compare(instance, b, kind, &o, c, row);

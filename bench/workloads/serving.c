@@ -268,6 +268,23 @@ static bool draw_tree(random_state *r, serving *s, failure *why)
     return true;
 }
 
+/* Rows of K or V, of about unit variance. Types with factors of rows have one for each head. */
+static bool draw_rows(array *a, array *scale, attune_dtype dtype, const int64_t *size, random_state *r, failure *why)
+{
+    /* The codes' standard deviation. */
+    const double codes = dtype == ATTUNE_I8 ? 32 : dtype == ATTUNE_F8E4M3 || dtype == ATTUNE_F8E5M2 ? 4 : 1;
+    if (!array_create(a, dtype, 4, size, why))
+        return false;
+    array_fill_normal(a, r, codes);
+    if (codes == 1)
+        return true;
+    if (!array_create(scale, ATTUNE_F32, 1, &size[1], why))
+        return false;
+    for (int64_t h = 0; h < size[1]; h++)
+        array_set(scale, h, (0.75 + 0.5 * random_uniform(r)) / codes);
+    return true;
+}
+
 static bool normal(array *a, attune_dtype dtype, uint32_t rank, const int64_t *size, random_state *r, failure *why)
 {
     if (!array_create(a, dtype, rank, size, why))
@@ -286,8 +303,9 @@ static bool draw(attune_instance *instance, const serving_workload *w, attune_dt
         return false;
     const int64_t tokens = data_of(&s->q_start)[s->kv_len.size[0]];
     if (!normal(&s->a.q, dtype, 3, (int64_t[]){tokens, w->heads, w->head_dim}, r, why) ||
-        !normal(&s->a.k, kv_dtype, 4, (int64_t[]){pages, w->kv_heads, PAGE, w->head_dim}, r, why) ||
-        (!w->v_in_k && !normal(&s->a.v, kv_dtype, 4, (int64_t[]){pages, w->kv_heads, PAGE, width_of(w)}, r, why)) ||
+        !draw_rows(&s->a.k, &s->k_scale, kv_dtype, (int64_t[]){pages, w->kv_heads, PAGE, w->head_dim}, r, why) ||
+        (!w->v_in_k &&
+         !draw_rows(&s->a.v, &s->v_scale, kv_dtype, (int64_t[]){pages, w->kv_heads, PAGE, width_of(w)}, r, why)) ||
         (w->sinks && !normal(&s->a.sinks, real, 1, &w->heads, r, why)) || (w->tree && !draw_tree(r, s, why)))
         return false;
     if (w->local)
@@ -341,7 +359,8 @@ serving_work serving_measure(const serving_workload *w, const serving *s)
     work.pairs /= layers;
     work.flop = 2 * work.pairs * ((double)w->head_dim + (double)width_of(w));
     work.bytes =
-        keys / layers * (double)w->kv_heads * columns * (double)attune_dtype_size(s->a.k.dtype) +
+        keys / layers * (double)w->kv_heads * columns * (double)attune_dtype_size(s->a.k.dtype) /
+            attune_dtype_block(s->a.k.dtype) +
         (double)(work.rows * w->heads) * ((double)w->head_dim * (double)attune_dtype_size(s->a.q.dtype) +
                                           (double)width_of(w) * (double)attune_dtype_size(attention_o_dtype(&s->a)));
     return work;

@@ -667,7 +667,13 @@ Test(program, benches)
     json_decref(root);
     expect("bench --workload serve_tree --direction step", 2, "serve_tree");
     expect("bench --workload serve_gema3", 2, "did you mean serve_gemma3");
-    expect("bench --workload causal --kv-dtype half", 2, "--kv-dtype is \"half\", expected f32, f16, bf16 or f64");
+    expect("bench --workload causal --kv-dtype half", 2,
+           "--kv-dtype is \"half\", expected f32 f16 bf16 f64, or for caches");
+    expect("bench --workload serve_tree --scale 0.00001 --dtype f16 --kv-dtype q8_0 --repetitions 1 --min-time 0 "
+           "--no-peaks --format csv",
+           0, "/f16:q8_0:f16/");
+    expect("bench --workload causal --scale 0.0001 --kv-dtype q8_0 --repetitions 1 --min-time 0 --no-peers --no-peaks",
+           1, "quantised keys and values are read from a cache only");
     expect("bench --workload causal --scale 0.0001 --repetitions 1 --min-time 0 --no-peers --kernel-options "
            "'{\"num_warps\": 4}'",
            1, "num_warps");

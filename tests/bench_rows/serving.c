@@ -109,16 +109,18 @@ Test(serving, batches_are_what_the_table_says)
     }
 }
 
-/* Every workload on the CPU is right, and has figures of one layer. */
+/* Every workload on the CPU is right, with a cache of each type, and has figures of one layer. */
 Test(serving, rows_are_checked_and_timed)
 {
+    static const attune_dtype types[] = {ATTUNE_BF16,   ATTUNE_Q8_0, ATTUNE_I8,
+                                         ATTUNE_F8E4M3, ATTUNE_Q4_0, ATTUNE_F8E5M2};
     attune_device *device;
     const row_options options = {.measure = {.repetitions = 1}, .check = true, .seed = 3};
     cr_assert_eq(attune_device_open(instance, "cpu", &device), ATTUNE_OK);
     for (uint32_t i = 0; i < serving_workload_count(); i++) {
         const serving_workload w = serving_scaled(serving_workload_get(i), 1e-5);
         report_row row = {.share = 1};
-        row_serving(instance, device, &w, ATTUNE_F32, ATTUNE_BF16, (attune_dtype)0, &options, &row);
+        row_serving(instance, device, &w, ATTUNE_F32, types[i % 6], (attune_dtype)0, &options, &row);
         cr_assert_eq(row.status, REPORT_OK, "%s: %s", w.name, row.message);
         cr_assert(row.checked_rows > 0 && row.naive_error > 0 && row.time.count == 1);
         cr_assert_gt(report_tokens(&row), 0);

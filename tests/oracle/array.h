@@ -29,9 +29,11 @@ static inline bool failure_false(void)
 #define failure_set(...) (failure_write(__VA_ARGS__), failure_false())
 
 int64_t array_count(const array *a);
+uint64_t array_bytes(const array *a);
 bool array_create(array *a, attune_dtype dtype, uint32_t rank, const int64_t *size, failure *why); /* zeroed */
 void array_free(array *a); /* accepts an empty one */
-/* Element i as a double, and back with rounding to the dtype. */
+/* Element i as a double, and back with rounding to the dtype. Quantised types are codes without the factor of a row;
+ * those in blocks are not set. */
 double array_get(const array *a, int64_t i);
 void array_set(array *a, int64_t i, double value);
 bool array_convert(const array *a, attune_dtype dtype, array *out, failure *why);
@@ -54,7 +56,7 @@ typedef struct random_state {
 uint64_t random_u64(random_state *r);
 double random_uniform(random_state *r); /* [0, 1) */
 double random_normal(random_state *r);
-/* Past 65,536 numbers they are drawn from among those. */
+/* Past 65,536 numbers they are drawn from among those; blocks of quantised types likewise. */
 void array_fill_normal(array *a, random_state *r, double scale);
 
 #endif

@@ -23,18 +23,13 @@ typedef struct resources {
             return status_;                                                                                            \
     } while (0)
 
-static uint64_t bytes_of(const array *a)
-{
-    return (uint64_t)array_count(a) * attune_dtype_size(a->dtype);
-}
-
 /* A contiguous tensor with an array's contents, or space for them. */
 static attune_status upload(attune_device *device, const array *a, bool contents, attune_buffer **buffer,
                             attune_tensor *tensor)
 {
-    TRY(attune_buffer_create(device, bytes_of(a), buffer));
+    TRY(attune_buffer_create(device, array_bytes(a), buffer));
     if (contents)
-        TRY(attune_buffer_write(*buffer, 0, a->data, bytes_of(a)));
+        TRY(attune_buffer_write(*buffer, 0, a->data, array_bytes(a)));
     *tensor = (attune_tensor){.buffer = *buffer, .dtype = a->dtype, .rank = a->rank};
     memcpy(tensor->size, a->size, sizeof tensor->size);
     return ATTUNE_OK;
@@ -104,7 +99,7 @@ static attune_status upload_zeros(attune_device *device, const array *shape, att
     array zeros;
     if (!array_create(&zeros, ATTUNE_F32, shape->rank, shape->size, &why))
         return ATTUNE_OUT_OF_HOST_MEMORY;
-    memset(zeros.data, 0, bytes_of(&zeros));
+    memset(zeros.data, 0, array_bytes(&zeros));
     attune_status status = upload(device, &zeros, true, buffer, tensor);
     array_free(&zeros);
     return status;
@@ -210,7 +205,7 @@ static attune_status collect(attune_buffer *buffer, attune_dtype dtype, uint32_t
     array raw;
     if (!array_create(&raw, dtype, rank, size, why))
         return ATTUNE_OUT_OF_HOST_MEMORY;
-    attune_status status = attune_buffer_read(buffer, 0, raw.data, bytes_of(&raw));
+    attune_status status = attune_buffer_read(buffer, 0, raw.data, array_bytes(&raw));
     if (status == ATTUNE_OK && !array_convert(&raw, ATTUNE_F64, out, why))
         status = ATTUNE_OUT_OF_HOST_MEMORY;
     array_free(&raw);

@@ -30,8 +30,8 @@ static int64_t heads_of(const serving *s)
 
 void serving_free(serving *s)
 {
-    array *const all[] = {&s->a.q,     &s->a.k,    &s->a.v,      &s->a.sinks, &s->pages, &s->pages_start,
-                          &s->q_start, &s->kv_len, &s->kv_first, &s->tree,    &s->count};
+    array *const all[] = {&s->a.q,    &s->a.k,      &s->a.v,  &s->a.sinks, &s->pages,   &s->pages_start, &s->q_start,
+                          &s->kv_len, &s->kv_first, &s->tree, &s->count,   &s->k_scale, &s->v_scale};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         array_free(all[i]);
 }
@@ -91,6 +91,27 @@ static bool check_integers(const char *name, const array *a, uint32_t rank, int6
            failure_set(why, "%s has %lld entries, expected %lld: %s", name, (long long)a->size[0], (long long)size, of);
 }
 
+static bool has_factors(attune_dtype dtype)
+{
+    return dtype == ATTUNE_F8E4M3 || dtype == ATTUNE_F8E5M2 || dtype == ATTUNE_I8;
+}
+
+static bool is_quantised(attune_dtype dtype)
+{
+    return has_factors(dtype) || attune_dtype_block(dtype) > 1;
+}
+
+static bool check_scale(const char *name, const array *scale, const array *of, failure *why)
+{
+    if (!scale->data)
+        return true;
+    if (!has_factors(of->dtype))
+        return failure_set(why, "%s is given, but %s has no factors of rows", name, attune_dtype_string(of->dtype));
+    return (scale->dtype == ATTUNE_F32 && scale->rank == 1 && scale->size[0] == of->size[1]) ||
+           failure_set(why, "%s has %lld elements of %s, expected f32 for each of the %lld heads", name,
+                       (long long)array_count(scale), attune_dtype_string(scale->dtype), (long long)of->size[1]);
+}
+
 static bool check_shapes(const serving *s, failure *why)
 {
     const array *q = &s->a.q, *k = &s->a.k, *v = &s->a.v;
@@ -137,6 +158,8 @@ static bool check_shapes(const serving *s, failure *why)
     if (!s->pages.data && k->size[0] < sequences)
         return failure_set(why, "without a block table each of the %lld sequences is a page of k, which has %lld",
                            (long long)sequences, (long long)k->size[0]);
+    if (!check_scale("k_scale", &s->k_scale, k, why) || !check_scale("v_scale", &s->v_scale, v->data ? v : k, why))
+        return false;
     if (s->a.sinks.data && (s->a.sinks.rank != 1 || s->a.sinks.size[0] != q->size[1]))
         return failure_set(why, "the sinks have %lld elements and rank %u, expected one for each of the %lld heads",
                            (long long)array_count(&s->a.sinks), s->a.sinks.rank, (long long)q->size[1]);
@@ -210,18 +233,13 @@ attune_problem serving_problem(const serving *s, bool lse, bool row_max)
                             .tree = s->tree.data != NULL};
 }
 
-static uint64_t bytes_of(const array *a)
-{
-    return (uint64_t)array_count(a) * attune_dtype_size(a->dtype);
-}
-
 /* A contiguous tensor with the array's contents, or NaN in every element. An array that is not given has none. */
 static attune_status put(attune_device *device, serving_call *call, const array *a, bool contents,
                          attune_tensor *tensor)
 {
     unsigned char ones[1 << 12];
     attune_buffer **buffer = &call->buffers[call->buffer_count];
-    const uint64_t bytes = bytes_of(a);
+    const uint64_t bytes = array_bytes(a);
     if (contents && !a->data)
         return ATTUNE_OK;
     TRY(attune_buffer_create(device, bytes ? bytes : 1, buffer));
@@ -272,7 +290,9 @@ attune_status serving_upload(attune_device *device, const serving *s, const attu
                   {&s->kv_len, &batch->kv_len},
                   {&s->kv_first, &batch->kv_first},
                   {&s->tree, &batch->tree},
-                  {&s->count, &batch->count}};
+                  {&s->count, &batch->count},
+                  {&s->k_scale, &cache->k_scale},
+                  {&s->v_scale, &cache->v_scale}};
     for (size_t i = 0; i < sizeof inputs / sizeof inputs[0]; i++)
         TRY(put(device, call, inputs[i].data, true, inputs[i].to));
     TRY(put(device, call, &o, false, &args->o));
@@ -314,7 +334,7 @@ static attune_status collect(const serving *s, const attune_tensor *from, int64_
     array raw, all = {0};
     if (!array_create(&raw, from->dtype, from->rank, from->size, &why))
         return ATTUNE_OUT_OF_HOST_MEMORY;
-    attune_status status = attune_buffer_read(from->buffer, 0, raw.data, bytes_of(&raw));
+    attune_status status = attune_buffer_read(from->buffer, 0, raw.data, array_bytes(&raw));
     if (status == ATTUNE_OK &&
         (!array_convert(&raw, ATTUNE_F64, &all, &why) || !array_create(out, ATTUNE_F64, from->rank, from->size, &why)))
         status = ATTUNE_OUT_OF_HOST_MEMORY;
@@ -420,28 +440,40 @@ static bool sees(const serving *s, int64_t b, int64_t row, int64_t kv)
     return draft < 32 * words && (uint32_t)at(&s->tree, (first + row) * words + draft / 32) >> draft % 32 & 1;
 }
 
-/* A row of the pool as the sequence has it; zeros where the page is not there. */
-static void copy_key(const serving *s, const array *pool, int64_t b, int64_t h, int64_t kv, array *to)
+/* A row of the pool as the sequence has it, a quantised one as f32; zeros where the page is not there. */
+static void copy_key(const serving *s, const array *pool, const array *scale, int64_t b, int64_t h, int64_t kv,
+                     array *to)
 {
     const int64_t page = entry(s, b, kv / pool->size[2]), columns = to->size[3];
     const size_t element = attune_dtype_size(pool->dtype);
     const int64_t from = ((page * pool->size[1] + h) * pool->size[2] + kv % pool->size[2]) * pool->size[3];
-    if (page >= 0 && page < pool->size[0])
+    if (page < 0 || page >= pool->size[0])
+        return;
+    if (is_quantised(pool->dtype))
+        for (int64_t d = 0; d < columns; d++)
+            array_set(to, (h * to->size[2] + kv) * columns + d,
+                      array_get(pool, from + d) * (scale->data ? array_get(scale, h) : 1));
+    else
         memcpy((char *)to->data + (size_t)((h * to->size[2] + kv) * columns) * element,
                (const char *)pool->data + (size_t)from * element, (size_t)columns * element);
+}
+
+static attune_dtype value_dtype(const array *pool)
+{
+    return is_quantised(pool->dtype) ? ATTUNE_F32 : pool->dtype;
 }
 
 /* One sequence as an attention of its own. */
 static bool extract(const serving *s, int64_t b, attention *a, bool **seen, failure *why)
 {
-    const array *k = &s->a.k, *v = s->a.v.data ? &s->a.v : k;
+    const array *k = &s->a.k, *v = s->a.v.data ? &s->a.v : k, *v_scale = s->a.v.data ? &s->v_scale : &s->k_scale;
     const int64_t rows = serving_rows(s, b), keys = serving_keys(s, b), d = k->size[3];
     const size_t row_bytes = (size_t)d * attune_dtype_size(s->a.q.dtype);
     array wide;
     a->q = a->k = a->v = (array){0};
     if (!array_create(&a->q, s->a.q.dtype, 4, (int64_t[]){1, heads_of(s), rows, d}, why) ||
-        !array_create(&a->k, k->dtype, 4, (int64_t[]){1, k->size[1], keys, d}, why) ||
-        !array_create(&a->v, v->dtype, 4, (int64_t[]){1, k->size[1], keys, serving_width(s)}, why) ||
+        !array_create(&a->k, value_dtype(k), 4, (int64_t[]){1, k->size[1], keys, d}, why) ||
+        !array_create(&a->v, value_dtype(v), 4, (int64_t[]){1, k->size[1], keys, serving_width(s)}, why) ||
         !(*seen = malloc((size_t)(rows * keys) + 1)))
         return failure_set(why, "out of memory for the reference");
     for (int64_t h = 0; h < heads_of(s); h++)
@@ -451,8 +483,8 @@ static bool extract(const serving *s, int64_t b, attention *a, bool **seen, fail
                    row_bytes);
     for (int64_t h = 0; h < k->size[1]; h++)
         for (int64_t kv = 0; kv < keys; kv++) {
-            copy_key(s, k, b, h, kv, &a->k);
-            copy_key(s, v, b, h, kv, &a->v);
+            copy_key(s, k, &s->k_scale, b, h, kv, &a->k);
+            copy_key(s, v, v_scale, b, h, kv, &a->v);
         }
     for (int64_t i = 0; i < rows; i++)
         for (int64_t kv = 0; kv < keys; kv++)
@@ -532,8 +564,8 @@ bool serving_compare(attune_instance *instance, const serving *s, const referenc
                      const double *got, const reference_result *oracle, const reference_result *naive,
                      reference_error *error, failure *why)
 {
-    const attention rule = {.k.dtype = s->a.k.dtype,
-                            .v.dtype = s->a.v.data ? s->a.v.dtype : s->a.k.dtype,
+    const attention rule = {.k.dtype = value_dtype(&s->a.k),
+                            .v.dtype = value_dtype(s->a.v.data ? &s->a.v : &s->a.k),
                             .o_dtype = attention_o_dtype(&s->a)};
     if (!serving_reference(instance, s, REFERENCE_ORACLE, rows, count, oracle, why) ||
         !serving_reference(instance, s, REFERENCE_NAIVE, rows, count, naive, why))

@@ -9,13 +9,14 @@
 typedef struct serving {
     /*
      * q is [tokens, heads, head_dim] with q_start, [sequences, heads, rows, head_dim] without. k and v are the pool,
-     * [pages, kv_heads, page, head_dim]; v empty = the first head_dim_v columns of k. Expressions, captures, sinks and
-     * scale as everywhere; b0, q0 and seen are not used.
+     * [pages, kv_heads, page, head_dim]; v empty = the first head_dim_v columns of k. They may be quantised.
+     * Expressions, captures, sinks and scale as everywhere; b0, q0 and seen are not used.
      */
     attention a;
     int64_t head_dim_v; /* where v is empty */
     /* As in attune_cache and attune_batch, i32; an array without data is not given. kv_len is required. */
     array pages, pages_start, q_start, kv_len, kv_first, tree, count;
+    array k_scale, v_scale; /* f32 [kv_heads]: factors of F8E4M3, F8E5M2 and I8; without data 1 */
 } serving;
 
 void serving_free(serving *s); /* not the expressions, captures and parameters */
