@@ -440,7 +440,10 @@ function roofline() {
         marks.push(text(p.x(xs.most) - 4, p.y(peak) - 6, 'end', `${type} peak ${scaled(peak, 'FLOP/s')}`, 'ink halo'));
       }
       const middle = Math.sqrt(Math.max(xs.least, ys.least / device.copy) * roof / device.copy);
-      marks.push(text(p.x(middle) - 10, p.y(middle * device.copy) - 4, 'end', `copy ${scaled(device.copy, 'B/s')}`, 'ink halo'));
+      const copy = `copy ${scaled(device.copy, 'B/s')}`, x = p.x(middle), y = p.y(middle * device.copy);
+      // Above the slope, or below it where it begins too far to the left.
+      const above = x - 10 - widthOf(copy) > p.margin.left + 4;
+      marks.push(text(above ? x - 10 : x + 10, above ? y - 4 : y + 14, above ? 'end' : 'start', copy, 'ink halo'));
       for (const row of rows) marks.push(note(`${row.workload} ${row.dtype}: ${scaled(row.flop_per_second, 'FLOP/s')}, ${digits(intensity(row))} FLOP per byte`, svg('circle', { cx: p.x(intensity(row)), cy: p.y(row.flop_per_second), r: 4.5, fill: colour(seriesName(row)), 'fill-opacity': .7, stroke: 'var(--paper)' })));
       for (const row of [...rows].sort((a, b) => a.flop_per_second - b.flop_per_second)) {
         const x = p.x(intensity(row)), y = p.y(row.flop_per_second), size = widthOf(row.workload), box = [x - size - 9, y - 9, x + 6, y + 7];

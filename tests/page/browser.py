@@ -25,7 +25,7 @@ def expect(condition, words):
         errors.append(words)
 
 
-def bench_file(path, factor, seed):
+def bench_file(path, factor, seed, peak='900TFLOP/s, copy 4.20TB/s'):
     """A file as bench --json writes it: a sweep of two types, decode, a failed row, and words that are no markup."""
     generator, benchmarks = random.Random(seed), []
     for workload, q, k in [('causal', n, n) for n in (1024, 4096, 16384)] + [('decode', 1, 32768), ('dense', 2048, 2048)]:
@@ -49,7 +49,7 @@ def bench_file(path, factor, seed):
     path.write_text(json.dumps({'context': {
         'date': '2026-01-02T03:04:05+0000', 'library_version': '0.1.0', 'direction': 'forward',
         'device cuda:0': f'Some GPU {HOSTILE}; driver 1; uuid 2; 132 compute units', 'json_schema_version': 1,
-        'peak cuda:0 f16': '900TFLOP/s, copy 4.20TB/s, measured, best of 3'}, 'benchmarks': benchmarks}))
+        'peak cuda:0 f16': f'{peak}, measured, best of 3'}, 'benchmarks': benchmarks}))
 
 
 # In a frame as wide as a phone or a desk: what the page has, before and after a reader's clicks.
@@ -208,6 +208,11 @@ def main(folder):
             expect(found['sections'][0] == 'summary' and 'rows' in found['sections'], f'{name}: sections {found["sections"]}')
             expect(found['broken'] == 0, f'{name}: {found["broken"]} marks have no place')
             expect(name != 'other' or 'Workloads: time' in found['pictures'], f'{name}: pictures {found["pictures"]}')
+    # A processor's roofline, whose slope begins at the axis.
+    bench_file(folder / 'slow.json', 1, 3, '36.8GFLOP/s, copy 13.2GB/s')
+    for width in (1200, 390):
+        found = probe(folder, report(folder, 'slow-page', folder / 'slow.json'), width)
+        expect(not found or not found['outside'], f'slow at {width}: words leave their picture: {found and found["outside"][:5]}')
     for page in (one, both):
         picture(folder, page, 1280, 1600, False)
     picture(folder, one, 1280, 1600, True)
@@ -223,5 +228,5 @@ if sys.argv[3:]:
 else:
     with tempfile.TemporaryDirectory() as scratch:
         main(pathlib.Path(scratch))
-print('\n'.join(errors) or 'five pages, on a desk and a phone, light and dark')
+print('\n'.join(errors) or 'six pages, on a desk and a phone, light and dark')
 sys.exit(bool(errors))
