@@ -129,6 +129,25 @@ Test(choose, hopper_hands_what_it_lacks_in_backward_to_the_sm80_kernels)
     }
 }
 
+/* What a DFlash step holds beside its 385 MiB of q, k, v, o, lse and the gradients (docs/decisions/0039): float32 sums of
+ * dQ, or, with dQ in a kernel of its own, two numbers for each row. */
+Test(choose, workspace_of_a_dflash_step)
+{
+    attune_problem p = problem_of(ATTUNE_BF16, 128, 8192, 16384);
+    p.batch = 1, p.heads = 32, p.kv_heads = 8;
+    p.block_mask = true;
+    p.direction = ATTUNE_BACKWARD;
+    static const char *const devices[] = {"h200", "h100", "a100", "a6000", "rtx4090"};
+    for (size_t i = 0; i < sizeof devices / sizeof devices[0]; i++) {
+        const uint64_t rows = UINT64_C(32) * 8192, sums = rows * 128 * 4;
+        const uint64_t quick = plan(devices[i], &p, NULL).workspace;
+        cr_expect_leq(quick, sums + (UINT64_C(9) << 18), "%s: %llu", devices[i], (unsigned long long)quick);
+        const attune_plan_choice least = plan(devices[i], &p, "{\"bwd_KERNEL\": \"cuda_sm80\"}");
+        cr_expect_str_eq(least.kernel, "cuda_sm80");
+        cr_expect_eq(least.workspace, 2 * rows * 4, "%s: %llu", devices[i], (unsigned long long)least.workspace);
+    }
+}
+
 /* Tail splits cover every row of their tiles once, are no more than workgroups, and fit into the plan's workspace,
  * whatever is shorter in a call. */
 Test(choose, the_last_tiles_are_shared_out)

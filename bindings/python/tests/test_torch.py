@@ -408,3 +408,31 @@ def test_streams_and_graphs():
     graph.replay()
     torch.cuda.synchronize()
     near(made, at.attention(q.flip(2), q.flip(2), q.flip(2), "causal"), 1e-6)
+
+
+def allocated(run):
+    """The most bytes that PyTorch's allocator on the CPU had given out during a call, beyond those before it."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        run()
+    now = most = 0
+    for event in sorted((e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"), key=lambda e: e.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    return most, now
+
+
+def test_memory_of_a_step():
+    """A step allocates its results and the plan's workspace, and the workspace is gone with the call."""
+    at.clear()
+    q, k, v, d_o = (torch.randn(1, heads, 512, 64) for heads in (8, 2, 2, 8))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    for _ in range(2):  # the first makes the plans
+        for x in leaves:
+            x.grad = None
+        kept = []
+        forward = allocated(lambda: kept.append(at.attention(q, k, v, mask="causal")))
+        backward = allocated(lambda: kept[0].backward(d_o))
+    plans = {plan.problem.direction: plan for made in _operator.signatures._values.values() for _, plan in made.family}
+    o, lse, gradients = q.numel() * 4, 8 * 512 * 4, sum(x.numel() for x in leaves) * 4
+    assert forward[1] == o + lse and o + lse <= forward[0] <= o + lse + plans["forward"].workspace_size + 1024
+    assert backward[1] <= gradients and gradients <= backward[0] <= gradients + plans["backward"].workspace_size + 1024
