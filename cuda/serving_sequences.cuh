@@ -19,8 +19,9 @@ struct sequence_rows {
     int first, count;
 };
 
-__device__ __forceinline__ sequence_rows rows_of(const attune_cuda_arguments &a, const attune_cuda_serving &s, int b,
-                                                 int live)
+/* ARGUMENTS: attune_cuda_arguments, or attune_cuda_append. */
+template <typename ARGUMENTS>
+__device__ __forceinline__ sequence_rows rows_of(const ARGUMENTS &a, const attune_cuda_serving &s, int b, int live)
 {
     sequence_rows r = {0, 0};
     if (b >= live)
@@ -81,7 +82,8 @@ __device__ __forceinline__ bool find_rows(tile &t, const attune_cuda_arguments &
     return false;
 }
 
-__device__ __forceinline__ void find_keys(tile &t, const attune_cuda_arguments &a, const attune_cuda_serving &s)
+template <typename ARGUMENTS>
+__device__ __forceinline__ void find_keys(tile &t, const ARGUMENTS &a, const attune_cuda_serving &s)
 {
     bool packed = s.q_start.address != 0;
     t.batch = packed ? 0 : t.b;

@@ -11,6 +11,7 @@
 #include "base/error.h"
 #include "base/library.h"
 #include "base/threads.h"
+#include "cuda/append.h"
 #include "cuda/arguments.h"
 #include "cuda/family.h"
 #include "cuda/sources.h"
@@ -474,6 +475,7 @@ attune_status attune__cuda_entry_of(const attune__program_desc *desc, attune__cu
     const attune__cuda_family *f = attune__cuda_family_find(choice->kernel);
     if (f)
         *entry = role == ATTUNE__CUDA_DELTA             ? (attune__cuda_entry){"delta.cu", "attune_delta"}
+                 : role == ATTUNE__CUDA_APPEND          ? (attune__cuda_entry){"append.cu", "attune_append"}
                  : choice->direction == ATTUNE_BACKWARD ? f->backward
                  : choice->decode                       ? f->decode
                  : desc->shape->tokens                  ? f->serving
@@ -484,11 +486,20 @@ attune_status attune__cuda_entry_of(const attune__program_desc *desc, attune__cu
     return ATTUNE_OK;
 }
 
-bool attune__cuda_has_role(const attune_plan_choice *choice, attune__cuda_role role)
+bool attune__cuda_has_role(const attune__program_desc *desc, attune__cuda_role role)
 {
-    const attune__cuda_family *family = attune__cuda_family_find(choice->kernel);
-    return role == ATTUNE__CUDA_MAIN ||
-           (choice->direction == ATTUNE_BACKWARD && (role == ATTUNE__CUDA_DELTA || (family && !family->has_fallback)));
+    const attune__cuda_family *family = attune__cuda_family_find(desc->choice->kernel);
+    const bool back = desc->choice->direction == ATTUNE_BACKWARD;
+    switch (role) {
+    case ATTUNE__CUDA_MAIN:
+        return true;
+    case ATTUNE__CUDA_APPEND:
+        return desc->shape->tokens != 0;
+    case ATTUNE__CUDA_DELTA:
+        return back;
+    default:
+        return back && family && !family->has_fallback;
+    }
 }
 
 uint32_t attune__cuda_shared_memory(const attune__program_desc *desc, attune__cuda_role role)
@@ -496,6 +507,8 @@ uint32_t attune__cuda_shared_memory(const attune__program_desc *desc, attune__cu
     const attune__cuda_family *family = attune__cuda_family_find(desc->choice->kernel);
     if (role == ATTUNE__CUDA_DELTA)
         return 0;
+    if (role == ATTUNE__CUDA_APPEND)
+        return attune_cuda_append_shared(desc->shape->head_dim, desc->shape->head_dim_v);
     return family && family->shared_memory ? family->shared_memory(desc, role) : desc->choice->shared_memory;
 }
 
@@ -553,7 +566,8 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
     attune__cuda_entry entry = {0};
     ATTUNE__TRY(attune__cuda_entry_of(desc, role, &family, &entry));
     /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): entry_of succeeded */
-    *kernel = begin_kernel(entry.file, architecture, role == ATTUNE__CUDA_DELTA ? "" : family->suffix);
+    *kernel = begin_kernel(entry.file, architecture,
+                           role == ATTUNE__CUDA_DELTA || role == ATTUNE__CUDA_APPEND ? "" : family->suffix);
     const attune_dtype operand = attune__cuda_operand(s);
     attune__cuda_define(kernel, "DTYPE", attune__cuda_dtype_number(operand));
     if (s->q_dtype != operand)
@@ -564,6 +578,12 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
     attune__cuda_define(kernel, "HEAD_DIM_V", s->head_dim_v);
     if (role == ATTUNE__CUDA_DELTA)
         return ATTUNE_OK;
+    if (role == ATTUNE__CUDA_APPEND) {
+        attune__cuda_define(kernel, "K_TYPE", attune__cuda_dtype_number(s->k_dtype));
+        attune__cuda_define(kernel, "V_TYPE", attune__cuda_dtype_number(s->v_dtype));
+        attune__cuda_define(kernel, "SHARED_MEMORY", attune__cuda_shared_memory(desc, role));
+        return ATTUNE_OK;
+    }
     add_tile(kernel, desc, role);
     attune__cuda_define(kernel, "HAVE_BLOCKS", s->block_mask && !s->tokens);
     const attune__variant *variant = desc->variant;

@@ -45,12 +45,13 @@ attune_status attune__cuda_pack(const attune__host *host, const attune_limits *l
 
 /* The kernels of a program. */
 typedef enum attune__cuda_role {
-    ATTUNE__CUDA_MAIN,  /* forward, decode; in backward dK and dV */
-    ATTUNE__CUDA_ROWS,  /* backward: dQ and the gradients of captures */
-    ATTUNE__CUDA_DELTA, /* backward: lse and delta before, capture gradients after the others */
+    ATTUNE__CUDA_MAIN,   /* forward, decode; in backward dK and dV */
+    ATTUNE__CUDA_ROWS,   /* backward: dQ and the gradients of captures */
+    ATTUNE__CUDA_DELTA,  /* backward: lse and delta before, capture gradients after the others */
+    ATTUNE__CUDA_APPEND, /* serving: new rows of the cache */
 } attune__cuda_role;
-#define ATTUNE__CUDA_ROLES 3
-bool attune__cuda_has_role(const attune_plan_choice *choice, attune__cuda_role role);
+#define ATTUNE__CUDA_ROLES 4
+bool attune__cuda_has_role(const attune__program_desc *desc, attune__cuda_role role);
 /* The bytes of a kernel's shared memory. */
 uint32_t attune__cuda_shared_memory(const attune__program_desc *desc, attune__cuda_role role);
 

@@ -10,6 +10,7 @@
  *     measure.c   peaks                   merge.c    merges partial results
  *     context.c   contexts, errors        backward.c the hot call of the backward pass
  *     mask_update.c  masks computed from a tensor         serving.c  the hot call over a cache
+ *     append.c    new rows of a cache
  *
  * Every entry makes the device's context current and restores the previous one, so that the calling thread keeps its
  * own.
@@ -130,6 +131,7 @@ typedef struct attune__cuda_program {
     attune__cuda_loaded fallback; /* for tensors that TMA cannot read; backward: see `family` */
     attune__cuda_loaded rows;     /* backward: dQ, where `kernel` computes dK and dV */
     attune__cuda_loaded delta;    /* backward: lse and delta as the others read them */
+    attune__cuda_loaded append;   /* serving: new rows of the cache */
     attune__cu_function dq;       /* backward with a fallback, in kernel's module: converts dQ */
     attune__cu_function sums;     /* backward, in delta's module: capture gradients */
     bool separate_dk_dv;          /* backward: separate CTAs compute dK and dV */
@@ -160,6 +162,8 @@ attune_status attune__cuda_serve(const attune__cuda_program *program, attune__cu
 uint64_t attune__cuda_schedule_size(const attune__program *program);
 attune_status attune__cuda_schedule(const attune__program *program, attune_queue *queue, const attune__forward *call,
                                     uint64_t *value);
+attune_status attune__cuda_append(const attune__program *program, attune_queue *queue, const attune__append *call,
+                                  uint64_t *value);
 attune_status attune__cuda_backward(const attune__program *program, attune_queue *queue, const attune__backward *call,
                                     uint64_t *value);
 /* A further function of a loaded module. */
@@ -175,6 +179,10 @@ attune_status attune__cuda_serving_load(attune__cuda_program *program, const att
 attune_cuda_arguments attune__cuda_arguments_of(const attune__cuda_program *program, const attune__forward *call);
 
 attune_cuda_view attune__cuda_view_of(const attune_tensor *tensor);
+/* Of rank 3 at most. */
+attune_cuda_array attune__cuda_array_of(const attune_tensor *tensor);
+/* The cache and the batch of a call, without a schedule. */
+attune_cuda_serving attune__cuda_serving_of(const attune__forward *call);
 
 /* Encodes a tensor map with boxes of 64 columns and `rows` rows; `repeats`: a batch of 1 is shared by all batches.
  * False where TMA cannot read the tensor. Needs the current context. */

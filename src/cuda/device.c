@@ -239,6 +239,7 @@ const attune__backend attune__cuda_backend = {
     .decode = attune__cuda_decode,
     .schedule_size = attune__cuda_schedule_size,
     .schedule = attune__cuda_schedule,
+    .append = attune__cuda_append,
     .backward = attune__cuda_backward,
     .merger_create = attune__cuda_merger_create,
     .merger_destroy = attune__cuda_merger_destroy,

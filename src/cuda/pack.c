@@ -40,7 +40,7 @@ static attune_status pack(const attune__host *host, uint32_t architecture, const
 {
     attune_status status = ATTUNE_OK;
     for (uint32_t role = 0; role < ATTUNE__CUDA_ROLES && status == ATTUNE_OK; role++)
-        if (attune__cuda_has_role(desc->choice, (attune__cuda_role)role))
+        if (attune__cuda_has_role(desc, (attune__cuda_role)role))
             status = pack_role(host, architecture, desc, (attune__cuda_role)role, pack);
     return status;
 }

@@ -62,6 +62,8 @@ static attune_status choose_parts(parts *p, const attune_limits *limits, const a
     add_part(p, desc, ATTUNE__CUDA_MAIN, &program->kernel);
     if (back)
         add_part(p, desc, ATTUNE__CUDA_DELTA, &program->delta);
+    if (attune__cuda_has_role(desc, ATTUNE__CUDA_APPEND))
+        add_part(p, desc, ATTUNE__CUDA_APPEND, &program->append);
     const attune__program_desc *plain = desc;
     if (program->family->has_fallback) {
         p->second = *desc;
@@ -171,7 +173,7 @@ void attune__cuda_program_destroy(attune__program *program)
     attune__cuda_program *mine = (attune__cuda_program *)program;
     attune__cuda_device *device = attune__cuda_of(program->device);
     const attune__cu_module modules[] = {mine->kernel.module, mine->fallback.module, mine->rows.module,
-                                         mine->delta.module};
+                                         mine->delta.module, mine->append.module};
     for (size_t i = 0; i < sizeof modules / sizeof modules[0]; i++)
         if (modules[i] && device->driver.context_push(device->context) == CU_SUCCESS) {
             device->driver.module_unload(modules[i]);

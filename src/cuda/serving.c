@@ -22,7 +22,7 @@ attune_status attune__cuda_serving_load(attune__cuda_program *program, const att
     return attune__cuda_function(device, program->kernel.module, "attune_schedule_sm80", &program->schedule);
 }
 
-static attune_cuda_array array_of(const attune_tensor *tensor)
+attune_cuda_array attune__cuda_array_of(const attune_tensor *tensor)
 {
     attune_cuda_array a = {0};
     if (!tensor->buffer)
@@ -33,21 +33,21 @@ static attune_cuda_array array_of(const attune_tensor *tensor)
     return a;
 }
 
-static attune_cuda_serving serving_of(const attune__forward *call)
+attune_cuda_serving attune__cuda_serving_of(const attune__forward *call)
 {
     const attune__serving *s = call->serving;
     const attune__serving_sizes sizes = attune__serving_sizes_of(call);
     return (attune_cuda_serving){
-        .q_start = array_of(&s->q_start),
-        .kv_len = array_of(&s->kv_len),
-        .kv_first = array_of(&s->kv_first),
-        .count = array_of(&s->count),
-        .pages = array_of(&s->pages),
-        .pages_start = array_of(&s->pages_start),
-        .tree = array_of(&s->tree),
-        .sinks = array_of(&call->sinks),
-        .k_scale = array_of(&s->k_scale),
-        .v_scale = array_of(&s->v_scale),
+        .q_start = attune__cuda_array_of(&s->q_start),
+        .kv_len = attune__cuda_array_of(&s->kv_len),
+        .kv_first = attune__cuda_array_of(&s->kv_first),
+        .count = attune__cuda_array_of(&s->count),
+        .pages = attune__cuda_array_of(&s->pages),
+        .pages_start = attune__cuda_array_of(&s->pages_start),
+        .tree = attune__cuda_array_of(&s->tree),
+        .sinks = attune__cuda_array_of(&call->sinks),
+        .k_scale = attune__cuda_array_of(&s->k_scale),
+        .v_scale = attune__cuda_array_of(&s->v_scale),
         .tokens = (int)attune__serving_size(call->q.size[2]),
         .pool = (int)sizes.pool,
         .page = (int)sizes.page,
@@ -149,7 +149,7 @@ attune_status attune__cuda_serve(const attune__cuda_program *program, attune__cu
     attune__cuda_device *device = attune__cuda_of(program->base.device);
     const attune__cuda_loaded *kernel = &program->kernel;
     attune_cuda_arguments arguments = attune__cuda_arguments_of(program, call);
-    attune_cuda_serving serving = serving_of(call);
+    attune_cuda_serving serving = attune__cuda_serving_of(call);
     void *parameters[] = {&arguments, &serving};
     set_parts(program, call, &serving);
     ATTUNE__TRY(check(program, call, &serving));
@@ -178,7 +178,7 @@ attune_status attune__cuda_schedule(const attune__program *program, attune_queue
     attune__cuda_device *device = attune__cuda_of(program->device);
     attune__cuda_queue *stream = (attune__cuda_queue *)queue;
     attune_cuda_arguments arguments = attune__cuda_arguments_of(mine, call);
-    attune_cuda_serving serving = serving_of(call);
+    attune_cuda_serving serving = attune__cuda_serving_of(call);
     void *parameters[] = {&arguments, &serving};
     set_parts(mine, call, &serving);
     ATTUNE__TRY(check(mine, call, &serving));

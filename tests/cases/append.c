@@ -579,12 +579,15 @@ Test(append, cpu)
     attune_instance_destroy(instance);
 }
 
+/* Kernels of the model are not those of a device. */
+static const attune_instance_desc without_cache = {.struct_size = sizeof without_cache, .cache_folder = ""};
+
 /* A sum of squares has at most 16 roundings in a row, of which a root halves the error, and 10 are of the rest. */
 static void run_device(const char *backend, unsigned flags)
 {
     attune_instance *instance;
     attune_device *device;
-    OK(attune_instance_create(NULL, &instance));
+    OK(attune_instance_create(&without_cache, &instance));
     device = device_or_skip(instance, backend);
     /* A driver that compiles on the CPU takes a second for a case. */
     const size_t step = test_sampled() ? 7 : 1;
@@ -593,6 +596,17 @@ static void run_device(const char *backend, unsigned flags)
             run_case(device, &cases[i], 0x18p-24);
     attune_device_destroy(device);
     attune_instance_destroy(instance);
+}
+
+Test(append, cuda)
+{
+    run_device("cuda", 0);
+}
+
+Test(append, model)
+{
+    model_or_skip();
+    run_device("cuda", 0);
 }
 
 Test(append, vulkan)
@@ -696,7 +710,7 @@ static void run_extremes(const char *backend)
     static const attune_dtype dtypes[][2] = {{ATTUNE_F32, ATTUNE_F16}, {ATTUNE_Q8_0, ATTUNE_Q4_0}};
     attune_instance *instance;
     attune_device *cpu;
-    OK(attune_instance_create(NULL, &instance));
+    OK(attune_instance_create(&without_cache, &instance));
     attune_device *device = device_or_skip(instance, backend);
     OK(attune_device_open(instance, "cpu", &cpu));
     random_state r = {test_seed() + 3};
@@ -718,6 +732,17 @@ static void run_extremes(const char *backend)
     attune_device_destroy(cpu);
     attune_device_destroy(device);
     attune_instance_destroy(instance);
+}
+
+Test(append, cuda_of_extremes)
+{
+    run_extremes("cuda");
+}
+
+Test(append, model_of_extremes)
+{
+    model_or_skip();
+    run_extremes("cuda");
 }
 
 Test(append, vulkan_of_extremes)

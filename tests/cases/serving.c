@@ -4,7 +4,6 @@
  * is, and once more with every page elsewhere, which must give the same bits.
  */
 #include <criterion/criterion.h>
-#include <dlfcn.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -992,10 +991,7 @@ Test(serving_cases, cuda)
 /* Some of them under the model of the CUDA kernels (docs/model.md). */
 Test(serving_cases, model)
 {
-    const char *driver = getenv("ATTUNE_MODEL_CUDA"), *compiler = getenv("ATTUNE_MODEL_NVRTC");
-    if (!driver || !compiler)
-        cr_skip_test("ATTUNE_MODEL_CUDA and ATTUNE_MODEL_NVRTC are not set");
-    cr_assert(dlopen(driver, RTLD_NOW | RTLD_LOCAL) && dlopen(compiler, RTLD_NOW | RTLD_LOCAL), "%s", dlerror());
+    model_or_skip();
     run_cuda(" tree_window holes_no_mask q4_0 head_512 group_16 e5m2_infinite q8_0_nan ");
 }
 

@@ -419,7 +419,8 @@ static void run_wrong(const char *backend)
 {
     attune_instance *instance;
     attune_device *device;
-    OK(attune_instance_create(NULL, &instance));
+    OK(attune_instance_create(&(attune_instance_desc){.struct_size = sizeof(attune_instance_desc), .cache_folder = ""},
+                              &instance));
     device = device_or_skip(instance, backend);
     random_state r = {test_seed() * 77 + 5};
     serving s;
@@ -472,6 +473,17 @@ static void run_wrong(const char *backend)
 Test(serving_limits, vulkan)
 {
     run_wrong("vulkan");
+}
+
+Test(serving_limits, cuda)
+{
+    run_wrong("cuda");
+}
+
+Test(serving_limits, model)
+{
+    model_or_skip();
+    run_wrong("cuda");
 }
 
 Test(serving_limits, opencl)

@@ -478,6 +478,76 @@ Test(cuda_driver, limits_of_calls_over_a_cache)
     attune_instance_destroy(instance);
 }
 
+/* New rows of a cache are one launch, whose CTAs share the heads of few rows, and have one row each of many. */
+Test(cuda_driver, appends)
+{
+    static const struct {
+        int64_t batch, tokens, ctas; /* batch 0: packed; ctas: of a row */
+        const char *refused;
+    } table[] = {
+        {0, 1, 4, NULL},
+        {0, 300, 4, NULL},
+        {0, 600, 2, NULL},
+        {0, 5000, 1, NULL},
+        {2, 1 << 30, 1, "2147483648 rows, the kernel takes at most 2147483647"},
+    };
+    fake_state *fake = open_fake();
+    *fake = (fake_state){.architecture = 90};
+    const attune_instance_desc desc = {.struct_size = sizeof desc, .cache_folder = ""};
+    attune_instance *instance;
+    attune_device *device;
+    attune_buffer *buffer;
+    cr_assert_eq(attune_instance_create(&desc, &instance), ATTUNE_OK);
+    cr_assert_eq(attune_device_open(instance, "cuda:0", &device), ATTUNE_OK);
+    cr_assert_eq(attune_cuda_buffer_wrap(device, 4096, UINT64_C(1) << 50, &buffer), ATTUNE_OK);
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        const attune_problem problem = {.struct_size = sizeof problem,
+                                        .dtype = ATTUNE_F16,
+                                        .batch = table[i].batch + !table[i].batch,
+                                        .kv_dtype = ATTUNE_Q8_0,
+                                        .head_dim = DIM,
+                                        .heads = 16,
+                                        .kv_heads = 8,
+                                        .q_len = table[i].tokens,
+                                        .kv_len = 1024,
+                                        .tokens = table[i].tokens,
+                                        .page = 16};
+        attune_plan *plan;
+        cr_assert_eq(attune_plan_create(device, &problem, NULL, &plan), ATTUNE_OK, "%zu: %s", i, attune_last_error());
+        const int64_t tokens = table[i].tokens, batch = table[i].batch;
+        const attune_tensor packed = {buffer, 0, ATTUNE_F16, 3, {tokens, 8, DIM}, {0}},
+                            apart = {buffer, 0, ATTUNE_F16, 4, {batch, 8, tokens, DIM}, {0}},
+                            lengths = {buffer, 0, ATTUNE_I32, 1, {batch}, {0}},
+                            keys = {buffer, 0, ATTUNE_Q8_0, 4, {64, 8, 16, DIM}, {0}},
+                            table_of_pages = {buffer, 0, ATTUNE_I32, 2, {batch, 64}, {0}};
+        const attune_cache cache = {
+            .struct_size = sizeof cache, .k = keys, .v = keys, .pages = batch ? table_of_pages : (attune_tensor){0}};
+        const attune_batch sequences = {.struct_size = sizeof sequences, .kv_len = lengths};
+        attune_append_args args = {.struct_size = sizeof args,
+                                   .k = batch ? apart : packed,
+                                   .v = batch ? apart : packed,
+                                   .cache = &cache,
+                                   .batch = batch ? &sequences : NULL};
+        if (!batch)
+            args.slots = (attune_tensor){buffer, 0, ATTUNE_I64, 1, {tokens}, {0}};
+        fake->kernel = NULL;
+        const attune_status status = attune_append(plan, attune_device_queue(device), &args, NULL);
+        if (table[i].refused) {
+            cr_expect_eq(status, ATTUNE_UNSUPPORTED, "%zu", i);
+            cr_expect(strstr(attune_last_error(), table[i].refused), "%zu: %s", i, attune_last_error());
+            cr_expect_null(fake->kernel, "%zu: %s", i, fake->kernel);
+        } else {
+            cr_expect_eq(status, ATTUNE_OK, "%zu: %s", i, attune_last_error());
+            cr_expect(fake->kernel && !strcmp(fake->kernel, "attune_append"), "%zu: %s", i, fake->kernel);
+            cr_expect_eq(fake->grid, tokens * table[i].ctas, "%zu: %u CTAs", i, fake->grid);
+        }
+        attune_plan_destroy(plan);
+    }
+    attune_buffer_destroy(buffer);
+    attune_device_destroy(device);
+    attune_instance_destroy(instance);
+}
+
 Test(cuda_driver, waits_run_out_of_time)
 {
     fake_state *fake = open_fake();

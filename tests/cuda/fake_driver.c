@@ -286,6 +286,7 @@ int cuModuleGetFunction(void **function, void *module, const char *name)
                                           "attune_combine_sm80",
                                           "attune_serving_sm80",
                                           "attune_schedule_sm80",
+                                          "attune_append",
                                           "attune_sums",
                                           "attune_backward_dq_sm90",
                                           "attune_mask_classify",

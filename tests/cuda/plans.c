@@ -173,8 +173,8 @@ static void check_cubin(const char *what, const attune_limits *limits, const att
     cr_expect_leq(f.registers, limits->registers_per_thread, "%s", what);
     cr_expect_leq((f.registers + 7) / 8 * 8 * choice->workgroup_invocations, limits->registers, "%s: %u registers",
                   what, f.registers);
-    if (role == ATTUNE__CUDA_DELTA)
-        cr_expect_eq(f.mma + f.wgmma, 0, "%s: delta has no products of matrices", what);
+    if (role == ATTUNE__CUDA_DELTA || role == ATTUNE__CUDA_APPEND)
+        cr_expect_eq(f.mma + f.wgmma, 0, "%s: no products of matrices", what);
     else if (!strcmp(choice->kernel, "cuda_sm90a"))
         cr_expect_gt(f.wgmma, 0, "%s: no HGMMA", what);
     else
@@ -308,7 +308,7 @@ static void compile_one(workbench *w, const attune_profile *profile, const entry
         c->num_warps);
     const attune__program_desc desc = {&shape, c, &decision.variant, problem.mask, problem.score, gradient, NULL};
     for (uint32_t role = 0; role < ATTUNE__CUDA_ROLES; role++) {
-        if (!attune__cuda_has_role(c, (attune__cuda_role)role))
+        if (!attune__cuda_has_role(&desc, (attune__cuda_role)role))
             continue;
         snprintf(what + length, sizeof what - (size_t)length, ", role %u", role);
         compile_role(w, &profile->limits, &desc, (attune__cuda_role)role, what, automatic);

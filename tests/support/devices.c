@@ -74,3 +74,11 @@ bool test_sampled(void)
 {
     return getenv("ATTUNE_TEST_SAMPLE") != NULL;
 }
+
+void model_or_skip(void)
+{
+    const char *driver = getenv("ATTUNE_MODEL_CUDA"), *compiler = getenv("ATTUNE_MODEL_NVRTC");
+    if (!driver || !compiler)
+        cr_skip_test("ATTUNE_MODEL_CUDA and ATTUNE_MODEL_NVRTC are not set");
+    cr_assert(dlopen(driver, RTLD_NOW | RTLD_LOCAL) && dlopen(compiler, RTLD_NOW | RTLD_LOCAL), "%s", dlerror());
+}

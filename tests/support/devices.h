@@ -10,6 +10,9 @@ attune_device *device_or_skip(attune_instance *instance, const char *backend);
 
 /* Does not return where NVRTC cannot be opened: the test is skipped, or failed if ATTUNE_REQUIRE names nvrtc. */
 void nvrtc_or_skip(void);
+/* Has the next instances find the model of the CUDA kernels (docs/model.md) in the place of NVIDIA's driver and
+ * compiler: those that ATTUNE_MODEL_CUDA and ATTUNE_MODEL_NVRTC name. They must have no cache of kernels. */
+void model_or_skip(void);
 
 /* Random cases to run: `full` times ATTUNE_TEST_SCALE (default 1), at least 1. */
 uint64_t scaled(uint64_t full);
