@@ -16,20 +16,12 @@ static void copy_rows(const attune__cpu_run *run, const attune_tensor *tensor, c
         run->device->KERNELS.load_rows(to, columns, rows, stride, tensor->dtype, count, columns, 1);
         return;
     }
-    float values[32];
     for (size_t r = 0; r < count; r++, to += columns) {
         float factor = 1;
         if (scale->buffer)
             memcpy(&factor, attune__cpu_at(scale, sizeof factor, key->page, kv_h, key->row + (int64_t)r),
                    sizeof factor);
-        const char *from = rows + (ptrdiff_t)r * stride;
-        for (size_t c = 0, n; c < columns; c += n) {
-            n = columns - c < 32 ? columns - c : 32;
-            attune__dequantise(values, from + c / attune_dtype_block(tensor->dtype) * element, tensor->dtype, n,
-                               factor);
-            for (size_t i = 0; i < n; i++)
-                to[c + i] = (REAL)values[i];
-        }
+        run->device->KERNELS.dequantise(to, rows + (ptrdiff_t)r * stride, tensor->dtype, columns, factor);
     }
 }
 

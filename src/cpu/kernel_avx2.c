@@ -70,6 +70,73 @@ TARGET static void load_rows(float *to, size_t ld, const void *from, ptrdiff_t s
 #undef CALL
 }
 
+/* Eight codes of a byte each, and in blocks. */
+SPECIALISE __m256 values_of(__m128i codes, attune_dtype dtype)
+{
+    if (dtype == ATTUNE_F8E5M2) /* the first half of an f16 */
+        return _mm256_cvtph_ps(_mm_slli_epi16(_mm_cvtepu8_epi16(codes), 8));
+    if (dtype != ATTUNE_F8E4M3)
+        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(codes));
+    /* As attune__f32_from_f8e4m3: exponent and fraction in the places of a float, whose bias is 120 more. */
+    const __m256i wide = _mm256_cvtepu8_epi32(codes), bits = _mm256_and_si256(wide, _mm256_set1_epi32(0x7f));
+    const __m256 magnitude = _mm256_mul_ps(_mm256_castsi256_ps(_mm256_slli_epi32(bits, 20)), _mm256_set1_ps(0x1p120f));
+    const __m256i nan = _mm256_cmpeq_epi32(bits, _mm256_set1_epi32(0x7f));
+    const __m256i sign = _mm256_slli_epi32(_mm256_xor_si256(wide, bits), 24);
+    return _mm256_or_ps(_mm256_or_ps(magnitude, _mm256_castsi256_ps(sign)), _mm256_castsi256_ps(nan));
+}
+
+SPECIALISE void dequantise_bytes(float *to, const uint8_t *from, attune_dtype dtype, size_t columns, float scale)
+{
+    const __m256 factor = _mm256_set1_ps(scale);
+    for (size_t c = 0; c < columns; c += LANES)
+        _mm256_storeu_ps(to + c, _mm256_mul_ps(factor, values_of(_mm_loadl_epi64((const __m128i *)(from + c)), dtype)));
+}
+
+/* ggml's blocks of 32: a factor in f16, then the codes. */
+SPECIALISE void dequantise_blocks(float *to, const uint8_t *from, attune_dtype dtype, size_t columns)
+{
+    const __m128i low = _mm_set1_epi8(15), eight = _mm_set1_epi8(8);
+    for (size_t c = 0; c < columns; c += 32, from += dtype == ATTUNE_Q8_0 ? 34 : 18) {
+        uint16_t half;
+        memcpy(&half, from, sizeof half);
+        const __m256 factor = _mm256_broadcastss_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(half)));
+        __m128i codes[2];
+        codes[0] = _mm_loadu_si128((const __m128i *)(from + 2));
+        if (dtype == ATTUNE_Q8_0)
+            codes[1] = _mm_loadu_si128((const __m128i *)(from + 18));
+        else {
+            codes[1] = _mm_sub_epi8(_mm_and_si128(_mm_srli_epi16(codes[0], 4), low), eight);
+            codes[0] = _mm_sub_epi8(_mm_and_si128(codes[0], low), eight);
+        }
+        for (size_t i = 0; i < 2; i++) {
+            _mm256_storeu_ps(to + c + 16 * i, _mm256_mul_ps(factor, values_of(codes[i], dtype)));
+            _mm256_storeu_ps(to + c + 16 * i + 8,
+                             _mm256_mul_ps(factor, values_of(_mm_unpackhi_epi64(codes[i], codes[i]), dtype)));
+        }
+    }
+}
+
+TARGET static void dequantise(float *to, const void *from, attune_dtype dtype, size_t columns, float scale)
+{
+    switch (dtype) {
+    case ATTUNE_Q8_0:
+        dequantise_blocks(to, from, ATTUNE_Q8_0, columns);
+        break;
+    case ATTUNE_Q4_0:
+        dequantise_blocks(to, from, ATTUNE_Q4_0, columns);
+        break;
+    case ATTUNE_F8E4M3:
+        dequantise_bytes(to, from, ATTUNE_F8E4M3, columns, scale);
+        break;
+    case ATTUNE_F8E5M2:
+        dequantise_bytes(to, from, ATTUNE_F8E5M2, columns, scale);
+        break;
+    default:
+        dequantise_bytes(to, from, ATTUNE_I8, columns, scale);
+        break;
+    }
+}
+
 /* Transposes 8 x 8: out[c * PANEL + r] = in[r][c]. */
 SPECIALISE void transpose(float *out, const __m256 in[8])
 {
@@ -432,6 +499,7 @@ bool attune__cpu_kernels_avx2(attune__cpu_kernels_f32 *kernels)
         .name = "avx2",
         .lanes = LANES,
         .load_rows = load_rows,
+        .dequantise = dequantise,
         .pack_k = pack_k,
         .pack_v = pack_v,
         .finite = all_finite,

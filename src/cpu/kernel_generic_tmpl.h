@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/half.h"
+#include "base/quant.h"
 
 #define PANEL 16
 
@@ -30,6 +31,18 @@ static void load_rows(REAL *to, size_t ld, const void *from, ptrdiff_t stride, a
     for (size_t r = 0; r < rows; r++, row += stride)
         for (size_t c = 0; c < columns; c++)
             to[r * ld + c] = load(row, dtype, c) * scale;
+}
+
+static void dequantise(REAL *to, const void *from, attune_dtype dtype, size_t columns, float scale)
+{
+    float values[32];
+    const char *codes = from;
+    for (size_t c = 0, n; c < columns; c += n, codes += n / attune_dtype_block(dtype) * attune_dtype_size(dtype)) {
+        n = columns - c < 32 ? columns - c : 32;
+        attune__dequantise(values, codes, dtype, n, scale);
+        for (size_t i = 0; i < n; i++)
+            to[c + i] = (REAL)values[i];
+    }
 }
 
 static void pack_k(REAL *to, const void *from, ptrdiff_t stride, attune_dtype dtype, size_t rows, size_t columns)
@@ -259,6 +272,7 @@ void NAME(cpu_kernels_generic)(NAME(cpu_kernels) * kernels)
         .name = "generic",
         .lanes = LANES,
         .load_rows = load_rows,
+        .dequantise = dequantise,
         .pack_k = pack_k,
         .pack_v = pack_v,
         .finite = all_finite,

@@ -9,6 +9,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/quant.h"
 #include "cpu/neon.h"
 
 #define PANEL   16
@@ -371,6 +372,7 @@ bool attune__cpu_kernels_neon(attune__cpu_kernels_f32 *kernels)
         .name = "neon",
         .lanes = LANES,
         .load_rows = load_rows,
+        .dequantise = attune__dequantise,
         .pack_k = pack_k,
         .pack_v = pack_v,
         .finite = all_finite,

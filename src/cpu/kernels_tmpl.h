@@ -15,6 +15,8 @@ typedef struct NAME(cpu_kernels) {
     /* to[r][c] = from[r][c] * scale. columns is a multiple of 8. */
     void (*load_rows)(REAL *to, size_t ld, const void *from, ptrdiff_t stride, attune_dtype dtype, size_t rows,
                       size_t columns, REAL scale);
+    /* to[c] = scale * from[c], rounded once to float, of codes; columns is a multiple of 8 and of the type's block. */
+    void (*dequantise)(REAL *to, const void *from, attune_dtype dtype, size_t columns, float scale);
     /* Packs the transpose: rows of `from` become columns of the packed matrix, zeros up to a whole panel. panel_stride
      * is 16 * columns; columns is a multiple of 8. */
     void (*pack_k)(REAL *to, const void *from, ptrdiff_t stride, attune_dtype dtype, size_t rows, size_t columns);

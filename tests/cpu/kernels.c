@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/half.h"
+#include "base/quant.h"
 #include "cpu/draw.h"
 #include "cpu/kernels.h"
 #include "support/devices.h"
@@ -237,6 +238,36 @@ Test(kernels, packing)
     free(storage);
     free(packed);
     free(expected);
+}
+
+/* Every code, at any alignment, in rows of any length; a block's factor is any f16. */
+Test(kernels, codes)
+{
+    static const attune_dtype dtypes[] = {ATTUNE_F8E4M3, ATTUNE_F8E5M2, ATTUNE_I8, ATTUNE_Q8_0, ATTUNE_Q4_0};
+    static uint8_t codes[7 + 320 * 34 / 32];
+    float got[320 + 1], expected[320];
+    for (uint64_t round = 0; round < scaled(400); round++)
+        for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++) {
+            const uint32_t block = attune_dtype_block(dtypes[i]), unit = block > 8 ? block : 8;
+            const size_t columns = unit * between(1, 320 / unit);
+            const uint8_t *from = codes + between(0, 7);
+            const float scale = uniform();
+            for (size_t n = 0; n < sizeof codes; n++)
+                codes[n] = round ? (uint8_t)next() : (uint8_t)n;
+            attune__dequantise(expected, from, dtypes[i], columns, scale);
+            for (uint32_t t = 0; t < table_count; t++) {
+                got[columns] = CANARY;
+                tables[t].dequantise(got, from, dtypes[i], columns, scale);
+                for (size_t c = 0; c < columns; c++)
+                    cr_assert(same(got[c], expected[c]), "%s %s %zu of %zu: %g, expected %g", tables[t].name,
+                              attune_dtype_string(dtypes[i]), c, columns, got[c], expected[c]);
+                cr_assert_eq(got[columns], CANARY);
+            }
+            double wide[320];
+            table_f64.dequantise(wide, from, dtypes[i], columns, scale);
+            for (size_t c = 0; c < columns; c++)
+                cr_assert(same((float)wide[c], expected[c]), "double %s %zu", attune_dtype_string(dtypes[i]), c);
+        }
 }
 
 Test(kernels, all_halves)
