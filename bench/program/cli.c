@@ -270,6 +270,16 @@ bool cli_pair(const char *option, const char *text, int64_t low, int64_t high, i
     return true;
 }
 
+bool cli_heads(const char *heads, bool given, const char *kv_heads, int64_t value[2])
+{
+    if (given && *kv_heads && strchr(heads, ',')) {
+        cli_error("--heads %s has the key heads already: leave out --kv-heads %s", heads, kv_heads);
+        return false;
+    }
+    return cli_pair("--heads", heads, 1, INT32_MAX, value, 0) &&
+           (!*kv_heads || cli_integer("--kv-heads", kv_heads, 1, INT32_MAX, &value[1]));
+}
+
 bool cli_dtype(const char *option, const char *text, attune_dtype *dtype)
 {
     static const attune_dtype all[] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16, ATTUNE_F64};

@@ -71,6 +71,8 @@ bool cli_number(const char *option, const char *text, double *value);
 bool cli_scale(const char *text, double *value);
 /* "32,8" or "32": the second is then `second`. */
 bool cli_pair(const char *option, const char *text, int64_t low, int64_t high, int64_t value[2], int64_t second);
+/* Query heads and key heads from --heads, whether that was given, and --kv-heads, which may be "". */
+bool cli_heads(const char *heads, bool given, const char *kv_heads, int64_t value[2]);
 bool cli_dtype(const char *option, const char *text, attune_dtype *dtype);
 /* The same for an option that may be left out: NULL or "" changes nothing. */
 bool cli_optional_dtype(const char *option, const char *text, attune_dtype *dtype);

@@ -10,9 +10,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+static const char default_heads[] = "32,8";
+
 typedef struct explain_options {
-    const char *device, *profile, *head_dim, *dtype, *kv_dtype, *o_dtype, *direction, *q_len, *kv_len, *heads, *batch,
-        *mask, *score, *scale, *block, *kernel_options;
+    const char *device, *profile, *head_dim, *dtype, *kv_dtype, *o_dtype, *direction, *q_len, *kv_len, *heads,
+        *kv_heads, *batch, *mask, *score, *scale, *block, *kernel_options;
     bool json, list, lse, row_max;
     cli_list declarations, captures, parameters;
     ranks_options ranks;
@@ -62,7 +64,7 @@ static bool read_problem(const explain_options *o, attune_problem *p)
         !cli_pair("--head-dim", o->head_dim, 1, 65536, dims, 0) ||
         !cli_integer("--q-len", o->q_len, 1, INT32_MAX, &p->q_len) ||
         !cli_integer("--kv-len", *o->kv_len ? o->kv_len : o->q_len, 1, INT32_MAX, &p->kv_len) ||
-        !cli_pair("--heads", o->heads, 1, INT32_MAX, heads, 0) ||
+        !cli_heads(o->heads, o->heads != default_heads, o->kv_heads, heads) ||
         !cli_integer("--batch", o->batch, 1, INT32_MAX, &p->batch) ||
         !cli_pair("--block", o->block, 16, 1024, block, 0) || !cli_scale(o->scale, &p->scale))
         return false;
@@ -182,7 +184,8 @@ int cmd_explain(int argc, char **argv)
                          .direction = "forward",
                          .q_len = "4096",
                          .kv_len = "",
-                         .heads = "32,8",
+                         .heads = default_heads,
+                         .kv_heads = "",
                          .batch = "1",
                          .mask = "causal",
                          .score = "",
@@ -202,6 +205,7 @@ int cmd_explain(int argc, char **argv)
         {"--q-len", "N", "queries", &o.q_len, NULL, NULL},
         {"--kv-len", "N", "keys; as --q-len if not given", &o.kv_len, NULL, NULL},
         {"--heads", "H[,KV]", "query heads, and key heads", &o.heads, NULL, NULL},
+        {"--kv-heads", "N", "key heads; as in --heads if not given", &o.kv_heads, NULL, NULL},
         {"--batch", "N", "batch", &o.batch, NULL, NULL},
         {"--mask", "EXPR", "mask expression; '' for none", &o.mask, NULL, NULL},
         {"--score", "EXPR", "score expression", &o.score, NULL, NULL},

@@ -12,8 +12,10 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+static const char default_heads[] = "1";
+
 typedef struct mask_options {
-    const char *q_len, *kv_len, *heads, *batch, *block, *png, *svg, *pixels, *plane, *text;
+    const char *q_len, *kv_len, *heads, *kv_heads, *batch, *block, *png, *svg, *pixels, *plane, *text;
     bool lists, exact, no_picture;
 } mask_options;
 
@@ -52,7 +54,7 @@ static bool read_desc(const mask_options *o, attune_mask_desc *desc, int64_t pla
     desc->struct_size = sizeof *desc;
     if (!cli_integer("--q-len", o->q_len, 1, INT32_MAX, &desc->q_len) ||
         !cli_integer("--kv-len", *o->kv_len ? o->kv_len : o->q_len, 1, INT32_MAX, &desc->kv_len) ||
-        !cli_pair("--heads", o->heads, 1, INT32_MAX, heads, 0) ||
+        !cli_heads(o->heads, o->heads != default_heads, o->kv_heads, heads) ||
         !cli_integer("--batch", o->batch, 1, INT32_MAX, &desc->batch) ||
         !cli_pair("--block", o->block, 16, 1024, block, 0) || !cli_pair("--plane", o->plane, 0, INT32_MAX, plane, 0))
         return false;
@@ -148,7 +150,8 @@ int cmd_mask(int argc, char **argv)
 {
     mask_options o = {.q_len = "1024",
                       .kv_len = "",
-                      .heads = "1",
+                      .heads = default_heads,
+                      .kv_heads = "",
                       .batch = "1",
                       .block = "128",
                       .png = "",
@@ -161,6 +164,7 @@ int cmd_mask(int argc, char **argv)
         {"--q-len", "N", "queries", &o.q_len, NULL, NULL},
         {"--kv-len", "N", "keys; as --q-len if not given", &o.kv_len, NULL, NULL},
         {"--heads", "H[,KV]", "query heads, and key heads", &o.heads, NULL, NULL},
+        {"--kv-heads", "N", "key heads; as in --heads if not given", &o.kv_heads, NULL, NULL},
         {"--batch", "N", "batch", &o.batch, NULL, NULL},
         {"--block", "Q[,KV]", "block size", &o.block, NULL, NULL},
         {"--capture", "NAME=FILE.npy", "a capture's data; repeat for more", NULL, NULL, &captures},

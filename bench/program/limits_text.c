@@ -39,16 +39,34 @@ void limits_print(const attune_limits *l, const char *indent)
                      l->subgroup_operations ? "" : " (operations not used)");
     if (l->architecture)
         (void)printf(", sm_%u", l->architecture);
-    (void)printf("\n%s%s%s%s", indent, l->f16 ? "f16 " : "", l->bf16 ? "bf16 " : "", l->f64 ? "f64 " : "");
+    (void)printf("\n%s", indent);
+    const char *gap = "";
+    const struct {
+        bool has;
+        const char *name;
+    } types[] = {{l->f16, "f16"}, {l->bf16, "bf16"}, {l->f64, "f64"}};
+    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++)
+        if (types[i].has) {
+            (void)printf("%s%s", gap, types[i].name);
+            gap = " ";
+        }
     for (size_t i = 0; i < sizeof matrices / sizeof matrices[0]; i++)
-        if (l->matrix & matrices[i].bit)
-            (void)printf("%s ", matrices[i].name);
-    if (l->matrix_m)
-        (void)printf("%ux%ux%u ", l->matrix_m, l->matrix_n, l->matrix_k);
-    if (l->memory)
-        (void)printf("%.1f GiB ", (double)l->memory / 0x1p30);
+        if (l->matrix & matrices[i].bit) {
+            (void)printf("%s%s", gap, matrices[i].name);
+            gap = " ";
+        }
+    if (l->matrix_m) {
+        (void)printf("%s%ux%ux%u", gap, l->matrix_m, l->matrix_n, l->matrix_k);
+        gap = " ";
+    }
+    if (*gap)
+        gap = ", ";
+    if (l->memory) {
+        (void)printf("%s%.1f GiB", gap, (double)l->memory / 0x1p30);
+        gap = ", ";
+    }
     if (l->storage_range)
-        (void)printf("storage buffers of at most %s ",
+        (void)printf("%sstorage buffers of at most %s", gap,
                      l->storage_range == UINT32_MAX ? "4 GiB" : bytes_text(l->storage_range, text));
     (void)printf("\n");
 }

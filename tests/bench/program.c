@@ -82,6 +82,12 @@ Test(program, words_that_are_wrong)
     expect("mask --q-len=0", 2, "--q-len is \"0\"");
     expect("mask --block 100", 2, "q_block is 100");
     expect("mask --heads 32,5", 2, "does not divide");
+    expect("mask --heads 32 --kv-heads 5", 2, "does not divide");
+    expect("mask --heads 32,8 --kv-heads 8", 2, "leave out --kv-heads 8");
+    expect("explain --kv-heads 4", 0, "32 heads on 4");
+    expect("explain --heads 6 --kv-heads 3", 0, "6 heads on 3");
+    expect("explain --kv-heads 0", 2, "--kv-heads is \"0\"");
+    expect("explain --list-profiles", 0, "mma_sync, 48.0 GiB\n");
     expect("mask 'q >='", 2, "column");
     expect("mask 'q >= kv & q'", 2, "&&");
     expect("mask 'score > 1'", 2, "score");
