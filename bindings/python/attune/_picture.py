@@ -29,13 +29,17 @@ def svg(mask: Mask, batch: int, head: int, size: int) -> str:
     # A long and narrow plane is still seen.
     width, height = max(lists.kv_len * unit, size / 12), max(lists.q_len * unit, size / 12)
     left, top = 62, 46
+    title = mask.source if len(mask.source) < 80 else mask.source[:77] + "..."
+    figures = f"batch {batch}, head {head}: {stats.block_density:.1%} of blocks, about {stats.density:.1%} of pairs"
+    # Words are wider than a narrow plane.
+    across = max(width, 7.3 * len(title), 6.6 * len(figures)) + left + 20
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width + left + 20:.0f}" height="{height + top + 66:.0f}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{across:.0f}" height="{height + top + 66:.0f}" '
         'font-family="sans-serif" font-size="12" fill="#222" role="img">',
         f"<title>{escape(mask.source)}</title>",
         '<rect width="100%" height="100%" fill="#fff"/>',
-        f'<text x="{left}" y="16" font-family="monospace">{escape(mask.source if len(mask.source) < 80 else mask.source[:77] + "...")}</text>',
-        f'<text x="{left}" y="34">batch {batch}, head {head}: {stats.block_density:.1%} of blocks, about {stats.density:.1%} of pairs</text>',
+        f'<text x="{left}" y="16" font-family="monospace">{escape(title)}</text>',
+        f'<text x="{left}" y="34">{figures}</text>',
         f'<g transform="translate({left} {top})" shape-rendering="crispEdges">',
     ]
     # The last block may reach past the end.

@@ -97,6 +97,9 @@ class DeviceInfo:
     reason: str
     limits: dict[str, int | bool]
 
+    def __repr__(self) -> str:
+        return f"<attune.DeviceInfo {self.id}: {self.name if self.available else f'unavailable: {self.reason}'}>"
+
     @classmethod
     def _of(cls, info: _abi.attune_device_info) -> DeviceInfo:
         words = {name: getattr(info, name).decode(errors="replace") for name in ("id", "name", "driver", "uuid", "reason")}

@@ -203,6 +203,9 @@ def test_pictures():
     assert all(c["x"] + c["width"] < frame["width"] + 0.1 and c["y"] + c["height"] < frame["height"] + 0.1 for c in cells)
     assert "\u2588" in mask.text() and len(mask.text(rows=4).splitlines()) == 4
     assert "&lt;" in attune.Mask("q < 4", 64).svg()
+    # Words of a narrow plane are within the picture.
+    narrow = xml.fromstring(attune.Mask("q >= kv || kv < 64 || q % 8 == 0", 3000, 100).svg())
+    assert float(narrow.get("width")) > 62 + 7 * max(len(text.text) for text in narrow.iter(f"{namespace}text"))
 
 
 def test_plans(cpu):
@@ -230,6 +233,8 @@ def test_devices():
     found = attune.devices()
     assert found[0].id == "cpu" and found[0].available and found[0].limits["f64"]
     assert all(device.available or device.reason for device in found)
+    assert repr(found[0]) == f"<attune.DeviceInfo cpu: {found[0].name}>"
+    assert all("unavailable: " in repr(device) for device in found if not device.available)
     with pytest.raises(attune.Unavailable):
         attune.Device("vulkan:99")
     with pytest.raises(attune.InvalidArgument):
