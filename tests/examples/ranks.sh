@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# examples/ranks.c, and ranks that fail, under each MPI that is installed, as an engine would build them: with its mpicc,
+# examples/ranks.c and train_ranks.c, and ranks that fail, under each MPI that is installed, as an engine would build them: with its mpicc,
 # against the library; and the benchmark over MPI, which the build links to Open MPI.
 #     ranks.sh SOURCE LIBRARY [BENCHMARK]
 # ATTUNE_REQUIRE=openmpi,mpich makes one that is missing, or that does not start four ranks, an error.
@@ -69,13 +69,15 @@ for kind in openmpi mpich; do
     continue
   fi
   found=1
-  for program in examples/ranks tests/examples/ranks_fail; do
+  for program in examples/ranks examples/train_ranks tests/examples/ranks_fail; do
     "mpicc.$kind" "${flags[@]}" -I"$source_root/include" "$source_root/$program.c" -o "$scratch/${program##*/}" "$library" \
       -Wl,-rpath,"$(dirname "$library")" -lm
   done
   for count in 1 4; do
-    ranks $kind $count "$scratch/ranks" || wrong "$kind: $count ranks: status $?"
-    grep "^$count ranks: " "$scratch/out" || wrong "$kind: not $count ranks"
+    for program in ranks train_ranks; do
+      ranks $kind $count "$scratch/$program" || wrong "$kind: $program on $count ranks: status $?"
+      grep "^$count ranks: " "$scratch/out" || wrong "$kind: $program: not $count ranks"
+    done
   done
   ranks $kind 4 "$scratch/ranks_fail" differs || wrong "$kind: a rank with another mask: status $?"
   for how in aborts dies; do
