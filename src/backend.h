@@ -202,6 +202,13 @@ typedef struct attune__merge_part {
     attune_tensor d_o, d_lse; /* backward: outputs; buffer NULL = not requested */
 } attune__merge_part;
 
+/* A copy between a buffer and host memory. */
+typedef struct attune__copy {
+    attune_buffer *buffer;
+    uint64_t offset, size;
+    void *memory;
+} attune__copy;
+
 typedef struct attune__merge {
     const attune__merge_part *parts; /* at most ATTUNE__MERGE_PARTS */
     uint32_t part_count;
@@ -308,6 +315,10 @@ struct attune__backend {
      * such function. */
     attune_status (*queue_wrap)(attune_device *device, void *handle, attune_queue **queue);
     void (*queue_destroy)(attune_queue *queue);
+
+    /* Copies to buffers or from them, after the work in the queue, the caller's own too on a stream of the caller;
+     * returns when all are done. NULL if buffers are in host memory. */
+    attune_status (*copy)(attune_queue *queue, const attune__copy *copies, uint32_t count, bool to_device);
 
     /* Completion. NULL if the work is done when a launch returns (the CPU). */
     attune_status (*wait)(attune_queue *queue, uint64_t value, uint64_t timeout_ns);

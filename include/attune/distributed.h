@@ -119,9 +119,10 @@ ATTUNE_API void attune_partition_hash(const attune_partition *partition, uint64_
 typedef struct attune_message {
     uint32_t peer;
     attune_buffer *buffer; /* the k, v or q of the call, or its workspace */
-    uint64_t offset;       /* bytes from the beginning of the buffer */
+    uint64_t offset;       /* bytes from the beginning of the buffer, whatever memory is */
     uint64_t size;         /* bytes, at least 1 */
-    void *memory;          /* address of the bytes in host memory on the CPU; NULL on other devices */
+    void *memory;          /* address of the bytes in host memory on the CPU, and on any device with
+                              attune_transport.host_memory; NULL elsewhere */
 } attune_message;
 
 /*
@@ -152,6 +153,11 @@ typedef struct attune_transport {
     /* This rank failed: the present and all later calls of gather, exchange and finish fail on every rank (MPI_Abort,
      * ncclCommAbort). Called at most once by each failing call; may be called on several ranks. */
     void (*abort)(void *user);
+    /* Messages go through host memory, as with MPI or threads, whatever the ranks' devices are: from a device other
+     * than the CPU attune copies what is sent before exchange, after the work in the queue, and to it what was received
+     * after finish. The call waits for these copies; what it computes between exchange and finish runs meanwhile.
+     * The memory is allocated by attune_distributed_create and attune_decode_create. */
+    bool host_memory;
 } attune_transport;
 
 /* -------------------------------------------------------------------------------------------------------- execution */
@@ -217,7 +223,7 @@ ATTUNE_API attune_status attune_distributed_forward(attune_distributed *distribu
  * keys (d_k, d_v) have buffer NULL.
  *
  * Keys are sent again. Gradients of keys that other ranks needed are returned to the rank that has the keys, and summed
- * there in the order of ranks, in f32 on the CPU and of k's type elsewhere.
+ * there in the order of ranks: in f32 if all ranks are CPUs, and otherwise of k's type.
  *
  * Gradients of captures are summed over all ranks: each adds the whole sum, with the same bits, to the contents of its
  * capture_gradients; those of sinks likewise are the whole sum. All ranks must ask for the same capture_gradients,
@@ -272,9 +278,9 @@ ATTUNE_API uint64_t attune_decode_workspace_size(const attune_decode *decode);
  * a rank without queries (q, o, lse) or without keys (k, v) have buffer NULL. In expressions b, h, q, kv, q_len and
  * kv_len are those of all ranks together; captures are whole on every rank.
  *
- * Queries are sent to all ranks that have keys. Results over the keys of each rank, in f32 on the CPU and of o's type
- * elsewhere, and their LSE are returned and merged in the order of ranks: repeated calls give bitwise equal results,
- * and on one rank those of attune_forward. Otherwise as attune_distributed_forward.
+ * Queries are sent to all ranks that have keys. Results over the keys of each rank, in f32 if all ranks are CPUs and
+ * otherwise of o's type, and their LSE are returned and merged in the order of ranks: repeated calls give bitwise equal
+ * results, and on one rank those of attune_forward. Otherwise as attune_distributed_forward.
  */
 ATTUNE_API attune_status attune_distributed_decode(attune_decode *decode, attune_queue *queue,
                                                    const attune_forward_args *args, int64_t kv_len,

@@ -3,7 +3,7 @@
  * A transport of attune/distributed.h over MPI. All functions are inline: the engine compiles them with its own mpicc,
  * because MPI libraries differ in their binary interfaces, and attune links to none. Requires MPI 2.0.
  *
- * Messages are in host memory: ranks are CPU devices.
+ * Messages go through host memory: ranks are of any devices, also of different ones.
  */
 #ifndef ATTUNE_MPI_H
 #define ATTUNE_MPI_H
@@ -126,6 +126,7 @@ static inline attune_status attune_mpi_transport(MPI_Comm comm, int tag, attune_
     filled.exchange = attune_mpi_exchange;
     filled.finish = attune_mpi_complete;
     filled.abort = attune_mpi_abort;
+    filled.host_memory = true;
     *transport = filled;
     return ATTUNE_OK;
 }

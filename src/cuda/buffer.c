@@ -81,3 +81,23 @@ attune_status attune__cuda_buffer_read(const attune_buffer *buffer, uint64_t off
     attune__cuda_leave(device);
     return status;
 }
+
+attune_status attune__cuda_copy(attune_queue *queue, const attune__copy *copies, uint32_t count, bool to_device)
+{
+    attune__cuda_device *device = attune__cuda_of(queue->device);
+    const attune__cuda_driver *driver = &device->driver;
+    const attune__cu_stream stream = ((attune__cuda_queue *)queue)->stream;
+    attune__cu_result result = CU_SUCCESS;
+    ATTUNE__TRY(attune__cuda_enter(device));
+    for (uint32_t i = 0; i < count && result == CU_SUCCESS; i++) {
+        const attune__cu_pointer at = attune__cuda_pointer(copies[i].buffer) + copies[i].offset;
+        result = to_device ? driver->copy_to_device(at, copies[i].memory, (size_t)copies[i].size, stream)
+                           : driver->copy_to_host(copies[i].memory, at, (size_t)copies[i].size, stream);
+    }
+    /* Also after an error: copies that were enqueued use the caller's memory. */
+    const attune__cu_result finished = driver->stream_synchronize(stream);
+    const attune_status status =
+        attune__cuda_check(device, result == CU_SUCCESS ? finished : result, "copies of several ranks");
+    attune__cuda_leave(device);
+    return status;
+}

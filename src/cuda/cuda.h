@@ -95,6 +95,7 @@ attune_status attune__cuda_buffer_wrap_device(attune_device *device, const void 
 void attune__cuda_buffer_destroy(attune_buffer *buffer);
 attune_status attune__cuda_buffer_write(attune_buffer *buffer, uint64_t offset, const void *data, uint64_t size);
 attune_status attune__cuda_buffer_read(const attune_buffer *buffer, uint64_t offset, void *data, uint64_t size);
+attune_status attune__cuda_copy(attune_queue *queue, const attune__copy *copies, uint32_t count, bool to_device);
 
 /* A mask's block lists and captures, in one device allocation. */
 typedef struct attune__cuda_mask {

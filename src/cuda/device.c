@@ -249,6 +249,7 @@ const attune__backend attune__cuda_backend = {
     .merge_backward = attune__cuda_merge_backward,
     .queue_wrap = attune__cuda_queue_wrap,
     .queue_destroy = attune__cuda_queue_destroy,
+    .copy = attune__cuda_copy,
     .wait = attune__cuda_wait,
     .missing_reason = "",
 };

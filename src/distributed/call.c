@@ -160,10 +160,31 @@ static attune_status exchange_failed(const attune_transport *t, const char *name
                         attune_status_string(status), *why ? ": " : "", why);
 }
 
+/* Gives messages their memory, and copies what is sent to it. */
+static attune_status stage(const attune__distributed_call *c, uint32_t sends, uint32_t receives)
+{
+    attune_distributed *d = c->d;
+    char *memory = d->staging;
+    d->received = receives;
+    for (uint32_t i = 0; i < sends + receives; i++) {
+        attune_message *m = &d->messages[i];
+        /* Receives are the first of the copies, as `finish` needs them. */
+        attune__copy *copy = &d->copies[i < sends ? receives + i : i - sends];
+        *copy = (attune__copy){m->buffer, m->offset, m->size, memory};
+        m->memory = memory;
+        memory += m->size;
+    }
+    return sends ? d->device->backend->copy(c->queue, d->copies + receives, sends, false) : ATTUNE_OK;
+}
+
 attune_status attune__distributed_exchange(const attune__distributed_call *c, uint32_t sends, uint32_t receives)
 {
     const attune_transport *t = &c->d->transport;
     const attune_message *messages = c->d->messages;
+    /* A device that was lost since the last launch: others must not wait for what comes after this exchange. */
+    ATTUNE__TRY(attune__device_check(c->d->device));
+    if (c->d->staging)
+        ATTUNE__TRY(stage(c, sends, receives));
     const uint64_t failures = attune__failures();
     const attune_status status = t->exchange(t->user, messages, sends, messages + sends, receives, c->queue);
     return status == ATTUNE_OK ? status : exchange_failed(t, "exchange", status, failures);
@@ -192,7 +213,11 @@ attune_status attune__distributed_finish(const attune__distributed_call *c)
     const attune_transport *t = &c->d->transport;
     const uint64_t failures = attune__failures();
     const attune_status status = t->finish ? t->finish(t->user, c->queue) : ATTUNE_OK;
-    return status == ATTUNE_OK ? status : exchange_failed(t, "finish", status, failures);
+    const attune_distributed *d = c->d;
+    if (status != ATTUNE_OK)
+        return exchange_failed(t, "finish", status, failures);
+    ATTUNE__TRY(attune__device_check(d->device));
+    return d->staging && d->received ? d->device->backend->copy(c->queue, d->copies, d->received, true) : ATTUNE_OK;
 }
 
 attune_status attune__distributed_compute(attune__distributed_call *c, attune__distributed_compute_fn compute)

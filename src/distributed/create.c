@@ -148,10 +148,7 @@ static attune_status make_transfers(attune_distributed *d, const attune_partitio
     if (messages > UINT32_MAX / 2 / planes)
         return attune__fail(ATTUNE_UNSUPPORTED, "rank %u has %zu runs to exchange in %zu planes: use larger chunks", r,
                             messages, planes);
-    /* And slices of both reductions to and from each rank. */
-    d->messages = attune__alloc(allocator, messages * planes * 2 + (size_t)p->ranks * ATTUNE__REDUCTIONS * 2,
-                                sizeof *d->messages);
-    if (!d->sends || !d->receives || !d->messages)
+    if (!d->sends || !d->receives)
         return ATTUNE_OUT_OF_HOST_MEMORY;
     attune__transfer *send = d->sends, *receive = d->receives;
     for (uint32_t peer = 0; peer < p->ranks; peer++) {
@@ -164,6 +161,49 @@ static attune_status make_transfers(attune_distributed *d, const attune_partitio
                 *receive++ = (attune__transfer){peer, index_of(needs, needs.items[i].start), needs.items[i].count};
     }
     return ATTUNE_OK;
+}
+
+attune_status attune__distributed_make_messages(attune_distributed *d, size_t count, uint64_t bytes)
+{
+    const attune_allocator *allocator = &d->device->host.allocator;
+    d->messages = attune__alloc(allocator, count, sizeof *d->messages);
+    if (!d->messages)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    if (!d->transport.host_memory || !d->device->backend->copy || d->transport.size == 1)
+        return ATTUNE_OK;
+    d->copies = attune__alloc(allocator, count, sizeof *d->copies);
+    d->staging = attune__alloc_raw(allocator, bytes, 1);
+    return d->copies && d->staging ? ATTUNE_OK : ATTUNE_OUT_OF_HOST_MEMORY;
+}
+
+/* Of the exchange that has most: of keys, of their gradients and slices, or of the sums of slices. */
+static uint64_t exchanged_bytes(const attune_distributed *d)
+{
+    const attune__shape *s = &d->shape;
+    const uint64_t planes = (uint64_t)(s->kv_batch * s->kv_heads), real = attune_dtype_size(attune__shape_real(s));
+    uint64_t keys = 0, slices = 0;
+    for (size_t i = 0; i < d->send_count; i++)
+        keys += planes * (uint64_t)d->sends[i].count;
+    for (size_t i = 0; i < d->receive_count; i++)
+        keys += planes * (uint64_t)d->receives[i].count;
+    for (int i = 0; i < ATTUNE__REDUCTIONS; i++) {
+        const attune__reduction *r = &d->reductions[i];
+        const uint32_t rank = d->transport.rank, size = d->transport.size;
+        const int64_t mine = attune__reduction_slice(d, r, rank + 1) - attune__reduction_slice(d, r, rank);
+        slices += (uint64_t)(r->lines + mine * (int64_t)size) * ATTUNE__REDUCTION_LINE * attune_dtype_size(r->dtype);
+    }
+    const uint64_t forward =
+        s->head_dim * attune_dtype_size(s->k_dtype) + s->head_dim_v * attune_dtype_size(s->v_dtype);
+    const uint64_t backward = keys * (s->head_dim + s->head_dim_v) * real + slices;
+    return s->direction == ATTUNE_FORWARD || backward < keys * forward ? keys * forward : backward;
+}
+
+static attune_status make_messages(attune_distributed *d)
+{
+    /* Of k and of v; and slices of both reductions to and from each rank. */
+    const size_t count = (d->send_count + d->receive_count) * (size_t)attune__transfer_planes(d) * 2 +
+                         (size_t)d->transport.size * ATTUNE__REDUCTIONS * 2;
+    return attune__distributed_make_messages(d, count, exchanged_bytes(d));
 }
 
 static void lay_out_gradients(attune_distributed *d)
@@ -232,6 +272,7 @@ static void lay_out(attune_distributed *d)
 typedef struct agreement {
     uint64_t hash[2];
     uint64_t status; /* attune_status of the preparation */
+    uint64_t f32;    /* whether the device can write it, where types are smaller */
 } agreement;
 
 void attune__distributed_hash(const attune_distributed *d, const attune_expr *score, attune__hash *hash)
@@ -239,8 +280,6 @@ void attune__distributed_hash(const attune_distributed *d, const attune_expr *sc
     const attune__shape *s = &d->shape;
     uint64_t scale;
     memcpy(&scale, &s->scale, sizeof scale);
-    const attune_dtype returned =
-        s->direction == ATTUNE_BACKWARD ? attune__distributed_partial(d, s->k_dtype) : s->k_dtype;
     const uint64_t words[] = {attune_version(),
                               (uint64_t)s->batch,
                               (uint64_t)s->kv_batch,
@@ -252,7 +291,6 @@ void attune__distributed_hash(const attune_distributed *d, const attune_expr *sc
                               (uint64_t)s->k_dtype,
                               (uint64_t)s->v_dtype,
                               (uint64_t)s->o_dtype,
-                              (uint64_t)returned,
                               d->token_major,
                               s->sinks,
                               (uint64_t)s->direction,
@@ -264,12 +302,12 @@ void attune__distributed_hash(const attune_distributed *d, const attune_expr *sc
         attune__hash_add(hash, words[i]);
 }
 
-attune_status attune__distributed_agree(const attune_distributed *d, attune__hash hash, attune_status status)
+attune_status attune__distributed_agree(attune_distributed *d, attune__hash hash, attune_status status)
 {
     const attune_transport *t = &d->transport;
     const attune_allocator *allocator = &d->device->host.allocator;
     agreement *all = attune__alloc(allocator, t->size, sizeof *all);
-    const agreement mine = {{hash.lane[0], hash.lane[1]}, (uint64_t)status};
+    const agreement mine = {{hash.lane[0], hash.lane[1]}, (uint64_t)status, d->device->backend->f32_outputs};
     if (!all) {
         t->abort(t->user);
         return ATTUNE_OUT_OF_HOST_MEMORY;
@@ -290,6 +328,9 @@ attune_status attune__distributed_agree(const attune_distributed *d, attune__has
                                   "rank %u has another partition or problem than rank 0 (hash %016llx, not %016llx): "
                                   "make both of the same mask, descriptions and version of attune",
                                   r, (unsigned long long)all[r].hash[0], (unsigned long long)all[0].hash[0]);
+    d->f32 = true;
+    for (uint32_t r = 0; r < t->size; r++)
+        d->f32 &= all[r].f32 != 0;
     attune__free(allocator, all);
     return status;
 }
@@ -364,6 +405,7 @@ static attune_status prepare(attune_distributed *d, const attune_distributed_des
         ATTUNE__TRY(attune__distributed_make_sums(d, problem.score));
     if (attune__distributed_split(d) || d->zeros)
         ATTUNE__TRY(attune__merger_make(d->device, &d->merger));
+    ATTUNE__TRY(make_messages(d));
     lay_out(d);
     attune_partition_hash(desc->partition, partition);
     attune__hash_add(hash, partition[0]);
@@ -421,6 +463,8 @@ void attune_distributed_destroy(attune_distributed *distributed)
     attune__free(&allocator, d->sends);
     attune__free(&allocator, d->receives);
     attune__free(&allocator, d->messages);
+    attune__free(&allocator, d->staging);
+    attune__free(&allocator, d->copies);
     attune__expr_release(d->score);
     attune__free(&allocator, d->returns);
     attune__free(&allocator, d->sums);

@@ -108,6 +108,18 @@ static attune_status make_plan(attune_decode *made, const attune_problem *proble
     return status;
 }
 
+/* Of the exchange that has most: of queries, or of results with their LSE. */
+static uint64_t exchanged_bytes(const attune_decode *made)
+{
+    const attune__shape *s = &made->base.shape;
+    const uint64_t size = made->base.transport.size, real = attune_dtype_size(attune__shape_real(s));
+    const share own = share_of(made, made->base.transport.rank);
+    const uint64_t rows =
+        (uint64_t)(s->batch * s->heads * made->q_len) + (uint64_t)(own.blocks * own.rows) * (size - 1);
+    const uint64_t queries = s->head_dim * attune_dtype_size(s->q_dtype), results = (s->head_dim_v + 1) * real;
+    return rows * (queries > results ? queries : results);
+}
+
 static void lay_out(attune_decode *made)
 {
     attune_distributed *d = &made->base;
@@ -144,15 +156,12 @@ static attune_status prepare(attune_decode *made, const attune_decode_desc *desc
     if (blocks > UINT32_MAX / 8 / d->transport.size)
         return attune__fail(ATTUNE_UNSUPPORTED, "queries by head have %zu messages to each of %u ranks: use fewer",
                             blocks, d->transport.size);
-    d->messages = attune__alloc(&d->device->host.allocator, blocks * 4 * d->transport.size, sizeof *d->messages);
-    if (!d->messages)
-        return ATTUNE_OUT_OF_HOST_MEMORY;
+    ATTUNE__TRY(attune__distributed_make_messages(d, blocks * 4 * d->transport.size, exchanged_bytes(made)));
     lay_out(made);
     attune__hash_add(hash, (uint64_t)made->split);
     attune__hash_add(hash, (uint64_t)made->chunk);
     attune__hash_add(hash, (uint64_t)d->shape.q_len);
     attune__hash_add(hash, (uint64_t)d->shape.kv_len);
-    attune__hash_add(hash, (uint64_t)attune__distributed_partial(d, d->shape.o_dtype));
     attune__distributed_hash(d, p.score, hash);
     return ATTUNE_OK;
 }
@@ -221,7 +230,7 @@ static attune_tensor whole(const call *c, uint64_t at, attune_dtype dtype, uint3
 static attune_tensor whole_o(const call *c)
 {
     const attune__shape *s = &c->d->base.shape;
-    return whole(c, c->d->o_at, attune__distributed_partial(&c->d->base, s->o_dtype), s->head_dim_v);
+    return whole(c, c->d->o_at, attune__distributed_exchanged(&c->d->base, s->o_dtype), s->head_dim_v);
 }
 
 static attune_tensor whole_lse(const call *c)

@@ -142,6 +142,7 @@ struct attune_distributed {
     attune_transport transport;
     bool token_major;
     bool aborted;
+    bool f32; /* what ranks compute and exchange is f32, where their types are smaller: all of them can write it */
     int64_t q_len, kv_len;
     int64_t rows, own_keys;
     attune__shape shape; /* of the problem over the whole sequence */
@@ -152,6 +153,9 @@ struct attune_distributed {
     attune__transfer *sends, *receives;
     size_t send_count, receive_count;
     attune_message *messages; /* of one exchange */
+    char *staging; /* the bytes of its messages in host memory; NULL if they are not copied, and have no `copies` */
+    attune__copy *copies;
+    uint32_t received; /* of the copies, from the first on: to the device after the exchange */
     /* Offsets in the workspace: k and v of others, partial results, and what the merge and the plan need. */
     uint64_t k_at, v_at, part_at, part_size, lse_at, merge_at, plan_at, workspace;
     /* Backward: */
@@ -182,6 +186,11 @@ static inline attune_dtype attune__distributed_partial(const attune_distributed 
 {
     return d->device->backend->f32_outputs ? attune__shape_real(&d->shape) : dtype;
 }
+/* The type of partial results of `dtype` that ranks exchange. */
+static inline attune_dtype attune__distributed_exchanged(const attune_distributed *d, attune_dtype dtype)
+{
+    return d->f32 ? attune__shape_real(&d->shape) : dtype;
+}
 /* The lines of a reduction that are in the slices of ranks below r. */
 static inline int64_t attune__reduction_slice(const attune_distributed *d, const attune__reduction *reduction,
                                               uint32_t r)
@@ -205,9 +214,11 @@ attune_status attune__distributed_transport(const attune_transport *given, attun
 attune_status attune__distributed_score(const attune_distributed *d, const attune_expr *score, attune_expr **made);
 /* Adds what every rank must have alike. */
 void attune__distributed_hash(const attune_distributed *d, const attune_expr *score, attune__hash *hash);
-/* Compares statuses and hashes. Returns the same on every rank, except that a rank that failed returns its own error.
- */
-attune_status attune__distributed_agree(const attune_distributed *d, attune__hash hash, attune_status status);
+/* Compares statuses and hashes, and sets d->f32. Returns the same on every rank, except that a rank that failed returns
+ * its own error. */
+attune_status attune__distributed_agree(attune_distributed *d, attune__hash hash, attune_status status);
+/* Allocates room for the most messages of an exchange, and for their bytes where they are copied. */
+attune_status attune__distributed_make_messages(attune_distributed *d, size_t count, uint64_t bytes);
 
 /* Prepares the sums of gradients over several ranks, after the messages. */
 attune_status attune__distributed_make_sums(attune_distributed *d, const attune_expr *score);

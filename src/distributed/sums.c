@@ -364,7 +364,7 @@ attune_tensor attune__distributed_key_gradient(const attune__distributed_call *c
 {
     const attune__shape *s = &c->d->shape;
     const attune__key_gradients *g = &c->d->gradients[which];
-    const attune_dtype dtype = attune__distributed_partial(c->d, of_v ? s->v_dtype : s->k_dtype);
+    const attune_dtype dtype = attune__distributed_exchanged(c->d, of_v ? s->v_dtype : s->k_dtype);
     return attune__distributed_keys(c, of_v ? g->v_at : g->k_at, g->keys, dtype, of_v ? s->head_dim_v : s->head_dim);
 }
 

@@ -95,3 +95,18 @@ attune_status attune__opencl_buffer_read(const attune_buffer *buffer, uint64_t o
     attune__opencl_read(&call, mine->memory, mine->offset + offset, data, size);
     return attune__opencl_finish(&call);
 }
+
+attune_status attune__opencl_copy(attune_queue *queue, const attune__copy *copies, uint32_t count, bool to_device)
+{
+    attune__opencl_call call;
+    attune__opencl_begin((attune__opencl_queue *)queue, &call);
+    for (uint32_t i = 0; i < count; i++) {
+        const attune__opencl_buffer *mine = (const attune__opencl_buffer *)copies[i].buffer;
+        const uint64_t offset = mine->offset + copies[i].offset;
+        if (to_device)
+            attune__opencl_write(&call, mine->memory, offset, copies[i].memory, copies[i].size);
+        else
+            attune__opencl_read(&call, mine->memory, offset, copies[i].memory, copies[i].size);
+    }
+    return attune__opencl_finish(&call);
+}

@@ -460,6 +460,7 @@ const attune__backend attune__opencl_backend = {
     .merge_backward = attune__opencl_merge_backward,
     .queue_wrap = attune__opencl_queue_wrap,
     .queue_destroy = attune__opencl_queue_destroy,
+    .copy = attune__opencl_copy,
     .wait = attune__opencl_wait,
     .missing_reason = "the OpenCL backend has no kernel for that",
 };

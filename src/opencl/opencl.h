@@ -121,6 +121,7 @@ attune_status attune__opencl_buffer_wrap_device(attune_device *device, const voi
 void attune__opencl_buffer_destroy(attune_buffer *buffer);
 attune_status attune__opencl_buffer_write(attune_buffer *buffer, uint64_t offset, const void *data, uint64_t size);
 attune_status attune__opencl_buffer_read(const attune_buffer *buffer, uint64_t offset, void *data, uint64_t size);
+attune_status attune__opencl_copy(attune_queue *queue, const attune__copy *copies, uint32_t count, bool to_device);
 
 attune_status attune__opencl_mask_upload(attune_device *device, const attune_mask *mask,
                                          attune__device_mask **device_mask);

@@ -215,3 +215,15 @@ attune_status attune__vulkan_buffer_read(const attune_buffer *buffer, uint64_t o
     memcpy(data, mine->map + offset, (size_t)size);
     return ATTUNE_OK;
 }
+
+attune_status attune__vulkan_copy(attune_queue *queue, const attune__copy *copies, uint32_t count, bool to_device)
+{
+    attune_status status = ATTUNE_OK;
+    (void)queue; /* a device has one, in which its copies are */
+    for (uint32_t i = 0; i < count && status == ATTUNE_OK; i++) {
+        const attune__copy *c = &copies[i];
+        status = to_device ? attune__vulkan_buffer_write(c->buffer, c->offset, c->memory, c->size)
+                           : attune__vulkan_buffer_read(c->buffer, c->offset, c->memory, c->size);
+    }
+    return status;
+}

@@ -384,6 +384,7 @@ const attune__backend attune__vulkan_backend = {
     .buffer_destroy = attune__vulkan_buffer_destroy,
     .buffer_write = attune__vulkan_buffer_write,
     .buffer_read = attune__vulkan_buffer_read,
+    .copy = attune__vulkan_copy,
     .wait = attune__vulkan_wait,
     .mask_upload = attune__vulkan_mask_upload,
     .mask_release = attune__vulkan_mask_release,

@@ -317,6 +317,7 @@ attune_status attune__vulkan_buffer_wrap_device(attune_device *device, const voi
 void attune__vulkan_buffer_destroy(attune_buffer *buffer);
 attune_status attune__vulkan_buffer_write(attune_buffer *buffer, uint64_t offset, const void *data, uint64_t size);
 attune_status attune__vulkan_buffer_read(const attune_buffer *buffer, uint64_t offset, void *data, uint64_t size);
+attune_status attune__vulkan_copy(attune_queue *queue, const attune__copy *copies, uint32_t count, bool to_device);
 
 void attune__vulkan_staging_finish(attune__vulkan_device *device);
 

@@ -132,12 +132,12 @@ Test(distributed_backward, windows)
     sharing_close(&s);
 }
 
-/* 250 calls with ATTUNE_TEST_SCALE=25. */
+/* 250 calls, and as many of forward. */
 Test(distributed_backward, repeats)
 {
     static sharing s;
     sharing_open(&s);
-    cr_assert(run_case(&s, &attention_cases[CASE_relative_bias], 2, (uint32_t)scaled(10)));
+    cr_assert(run_case(&s, &attention_cases[CASE_relative_bias], 2, (uint32_t)scaled(250)));
     sharing_close(&s);
 }
 
@@ -165,6 +165,21 @@ Test(distributed_backward, a_rank_fails, .timeout = 60)
                           "%s", s.message[r]);
         }
     }
+    sharing_close(&s);
+    /* A device that is lost while keys are sent, or gradients of keys, or sums of captures. */
+    for (int after = 1; after < 4; after++) {
+        sharing_open_devices(&s, (const char *const[]){"cpu", "cpu", "cpu", "cpu"}, 4);
+        const rank_fault lost = {
+            .exchange = true, .rank = 1, .after = after, .lose = sharing_lose, .device = s.devices[1]};
+        sharing_run_failure(&s, &lost, MOST_RANKS, MOST_RANKS);
+        for (uint32_t r = 0; r < 4; r++) {
+            cr_expect_eq(s.created[r], ATTUNE_OK);
+            cr_expect_eq(s.status[r], r == 1 ? ATTUNE_DEVICE_LOST : ATTUNE_UNAVAILABLE, "after %d, rank %u: %s", after,
+                         r, s.message[r]);
+        }
+        sharing_close(&s);
+    }
+    sharing_open(&s);
     /* An argument that one rank's call has wrong. */
     sharing_run_failure(&s, &(rank_fault){.rank = 0}, MOST_RANKS, 1);
     for (uint32_t r = 0; r < 4; r++)

@@ -7,8 +7,6 @@
 #include "distributed/sharing.h"
 #include "support/devices.h"
 
-#define CALLS 2
-
 typedef struct decoding {
     sharing s;
     attune_query_split split;
@@ -16,37 +14,20 @@ typedef struct decoding {
     uint32_t other_o; /* the rank whose o has another type */
 } decoding;
 
-/* A rank's tensors in the caller's memory. */
-typedef struct placed {
-    attune_tensor tensor;
-    char *data;
-    size_t bytes;
-} placed;
-
 /* Contiguous; nothing if a size is 0. */
-static placed place(attune_device *device, attune_dtype dtype, uint32_t rank, const int64_t *size)
+static local place(attune_device *device, attune_dtype dtype, uint32_t rank, const int64_t *size)
 {
-    placed p = {.tensor = {.dtype = dtype, .rank = rank}};
+    local p = {.tensor = {.dtype = dtype, .rank = rank}};
     int64_t elements = 1;
     for (uint32_t i = 0; i < rank; i++)
         elements *= p.tensor.size[i] = size[i];
-    p.bytes = (size_t)elements * attune_dtype_size(dtype);
-    if (!p.bytes)
-        return (placed){.data = NULL};
-    p.data = malloc(p.bytes);
-    if (!p.data || attune_buffer_wrap(device, p.data, p.bytes, &p.tensor.buffer) != ATTUNE_OK)
+    if (!local_allocate(device, (size_t)elements * attune_dtype_size(dtype), &p))
         abort();
-    return p;
-}
-
-static void displace(placed *p)
-{
-    attune_buffer_destroy(p->tensor.buffer);
-    free(p->data);
+    return p.bytes ? p : (local){.data = NULL};
 }
 
 /* Copies elements [b0 + b, h0 + h, index[row] or row] between a rank's tensor and the whole. */
-static void move(const placed *p, const array *whole, int64_t b0, int64_t h0, const int64_t *index, bool out)
+static void move(const local *p, const array *whole, int64_t b0, int64_t h0, const int64_t *index, bool out)
 {
     const size_t row = (size_t)(whole->rank == 4 ? whole->size[3] : 1) * attune_dtype_size(whole->dtype);
     const int64_t *size = p->tensor.size;
@@ -58,12 +39,15 @@ static void move(const placed *p, const array *whole, int64_t b0, int64_t h0, co
                 char *all = (char *)whole->data + (size_t)at * row;
                 memcpy(out ? all : mine, out ? mine : all, row);
             }
+    if (!out)
+        local_upload(p);
 }
 
 static void run_rank(void *context, uint32_t rank)
 {
     decoding *d = context;
     sharing *s = &d->s;
+    attune_device *device = sharing_device(s, rank);
     const attention *a = s->a;
     const bool by_head = d->split == ATTUNE_QUERIES_BY_HEAD;
     const int64_t *q_size = a->q.size, *k_size = a->k.size, ranks = (int64_t)s->ranks, r = (int64_t)rank;
@@ -86,7 +70,7 @@ static void run_rank(void *context, uint32_t rank)
     const attune_decode_desc desc = {
         .struct_size = sizeof desc, .transport = &transport, .problem = &problem, .split = d->split, .chunk = d->chunk};
     attune_decode *decode;
-    attune_status status = s->created[rank] = attune_decode_create(s->device, &desc, &decode);
+    attune_status status = s->created[rank] = attune_decode_create(device, &desc, &decode);
     /* Whose queries and keys. */
     const int64_t all = q_size[by_head], first = all * r / ranks, count = all * (r + 1) / ranks - first;
     int64_t *index = malloc((size_t)(k_size[2] + 1) * sizeof *index), keys = 0;
@@ -98,23 +82,25 @@ static void run_rank(void *context, uint32_t rank)
     const int64_t k_local[4] = {k_size[0], k_size[1], keys, k_size[3]};
     const int64_t v_local[4] = {k_size[0], k_size[1], keys, a->v.size[3]};
     const int64_t bytes = (int64_t)attune_decode_workspace_size(decode);
-    placed q = place(s->device, a->q.dtype, 4, q_local), o = place(s->device, s->o.dtype, 4, o_local),
-           lse = place(s->device, s->lse.dtype, 3, o_local), k = place(s->device, a->k.dtype, 4, k_local),
-           v = place(s->device, a->v.dtype, 4, v_local), workspace = place(s->device, ATTUNE_U8, 1, &bytes);
-    placed sinks = {.data = NULL}, captures[ATTUNE_EXPR_MAX_SYMBOLS];
+    local q = place(device, a->q.dtype, 4, q_local), o = place(device, s->o.dtype, 4, o_local),
+          lse = place(device, s->lse.dtype, 3, o_local), k = place(device, a->k.dtype, 4, k_local),
+          v = place(device, a->v.dtype, 4, v_local), workspace = place(device, ATTUNE_U8, 1, &bytes);
+    local sinks = {.data = NULL}, captures[ATTUNE_EXPR_MAX_SYMBOLS];
     attune_capture named[ATTUNE_EXPR_MAX_SYMBOLS];
     const int64_t b0 = by_head ? 0 : first, h0 = by_head ? first : 0;
     move(&q, &a->q, b0, h0, NULL, false);
     move(&k, &a->k, 0, 0, index, false);
     move(&v, &a->v, 0, 0, index, false);
     if (a->sinks.data) {
-        sinks = place(s->device, a->sinks.dtype, 1, a->sinks.size);
+        sinks = place(device, a->sinks.dtype, 1, a->sinks.size);
         memcpy(sinks.data, a->sinks.data, sinks.bytes);
+        local_upload(&sinks);
     }
     for (uint32_t i = 0; i < a->capture_count; i++) {
         const attune_array *h = &a->captures[i].array;
-        captures[i] = place(s->device, h->dtype, h->rank, h->size);
+        captures[i] = place(device, h->dtype, h->rank, h->size);
         memcpy(captures[i].data, h->data, captures[i].bytes);
+        local_upload(&captures[i]);
         named[i] = (attune_capture){a->captures[i].name, captures[i].tensor};
     }
     const attune_forward_args args = {.struct_size = sizeof args,
@@ -130,11 +116,16 @@ static void run_rank(void *context, uint32_t rank)
                                       .sinks = sinks.tensor,
                                       .workspace = workspace.tensor.buffer};
     char *once = o.bytes ? malloc(o.bytes) : NULL;
-    for (int i = 0; status == ATTUNE_OK && i < CALLS; i++) {
+    for (uint32_t i = 0; status == ATTUNE_OK && i < s->calls; i++) {
         if (workspace.data)
-            memset(workspace.data, 0xa5 + i, workspace.bytes);
-        status = attune_distributed_decode(decode, attune_device_queue(s->device), &args,
-                                           rank == s->bad_call ? 0 : k_size[2], NULL);
+            memset(workspace.data, 0xa5 + (int)i, workspace.bytes);
+        local_upload(&workspace);
+        attune_completion done;
+        status = attune_distributed_decode(decode, attune_device_queue(device), &args,
+                                           rank == s->bad_call ? 0 : k_size[2], &done);
+        if (status == ATTUNE_OK)
+            status = attune_completion_wait(done, UINT64_MAX);
+        local_download(&o);
         s->differs[rank] |= i && once && memcmp(once, o.data, o.bytes) != 0;
         if (once)
             memcpy(once, o.data, o.bytes);
@@ -143,29 +134,31 @@ static void run_rank(void *context, uint32_t rank)
     if (status != ATTUNE_OK) {
         strncpy(s->message[rank], attune_last_error(), sizeof s->message[rank] - 1);
     } else {
+        local_download(&lse);
         move(&o, &s->o, b0, h0, NULL, true);
         move(&lse, &s->lse, b0, h0, NULL, true);
     }
-    placed *const placed_tensors[] = {&q, &o, &lse, &k, &v, &workspace, &sinks};
+    local *const placed_tensors[] = {&q, &o, &lse, &k, &v, &workspace, &sinks};
     for (size_t i = 0; i < sizeof placed_tensors / sizeof placed_tensors[0]; i++)
-        displace(placed_tensors[i]);
+        local_destroy(placed_tensors[i]);
     for (uint32_t i = 0; i < a->capture_count; i++)
-        displace(&captures[i]);
+        local_destroy(&captures[i]);
     free(once);
     free(index);
     attune_decode_destroy(decode);
 }
 
-static void run_case(decoding *d, const attention_case *given, attune_dtype dtype, uint64_t number)
+static void run_case(decoding *d, const attention_case *given, attune_dtype dtype, uint32_t ranks, uint64_t number,
+                     uint32_t calls)
 {
-    static const uint32_t ranks[] = {1, 2, 3, 4, 7, 11};
     static const int64_t chunks[] = {16, 1, 100, 37};
     attention_case c = dtype == ATTUNE_F64 ? case_unmixed(given) : *given;
     sharing *s = &d->s;
     attention a;
     failure why;
     s->c = &c;
-    s->ranks = ranks[number % 6];
+    s->ranks = ranks;
+    s->calls = calls;
     d->chunk = chunks[number / 6 % 4];
     d->split = number / 2 % 2 ? ATTUNE_QUERIES_BY_HEAD : ATTUNE_QUERIES_BY_SEQUENCE;
     cr_assert(case_instantiate(s->instance, &c, dtype, test_seed() + number, &a, &why), "%s", why.message);
@@ -186,25 +179,62 @@ static void run_case(decoding *d, const attention_case *given, attune_dtype dtyp
 #define DECODE(label, b, h, g, q, kv, d)                                                                               \
     .name = label, .batch = b, .kv_batch = b, .heads = h, .kv_heads = g, .q_len = q, .kv_len = kv, .head_dim = d
 
+static const attention_case cases[] = {
+    {DECODE("dense", 3, 4, 2, 1, 500, 64)},
+    {DECODE("one_key", 2, 3, 3, 1, 1, 32)},
+    {DECODE("drafts", 1, 8, 2, 5, 211, 32), .head_dim_v = 64, .score = "kv <= kv_len - q_len + q ? score : -1.0 / 0.0"},
+    {DECODE("positions", 2, 4, 4, 2, 300, 32), .score = "kv % 3 == q ? score - 0.01 * (kv_len - kv) : -1.0 / 0.0"},
+    {DECODE("captures", 2, 4, 2, 1, 97, 32), .score = "score + half_bias[kv] + slope[h]"},
+    {DECODE("sinks", 2, 4, 2, 1, 150, 32), .sinks = true},
+    {DECODE("mixed", 2, 2, 1, 1, 120, 32), .kv_dtype = ATTUNE_BF16, .o_dtype = ATTUNE_F32},
+};
+
 Test(distributed_decode, cases)
 {
     static const attune_dtype dtypes[] = {ATTUNE_F32, ATTUNE_BF16, ATTUNE_F64, ATTUNE_F16};
-    static const attention_case cases[] = {
-        {DECODE("dense", 3, 4, 2, 1, 500, 64)},
-        {DECODE("one_key", 2, 3, 3, 1, 1, 32)},
-        {DECODE("drafts", 1, 8, 2, 5, 211, 32), .head_dim_v = 64,
-         .score = "kv <= kv_len - q_len + q ? score : -1.0 / 0.0"},
-        {DECODE("positions", 2, 4, 4, 2, 300, 32), .score = "kv % 3 == q ? score - 0.01 * (kv_len - kv) : -1.0 / 0.0"},
-        {DECODE("captures", 2, 4, 2, 1, 97, 32), .score = "score + half_bias[kv] + slope[h]"},
-        {DECODE("sinks", 2, 4, 2, 1, 150, 32), .sinks = true},
-        {DECODE("mixed", 2, 2, 1, 1, 120, 32), .kv_dtype = ATTUNE_BF16, .o_dtype = ATTUNE_F32},
-    };
+    static const uint32_t ranks[] = {1, 2, 3, 4, 7, 11};
     static decoding d = {.other_o = MOST_RANKS};
     sharing_open(&d.s);
     for (uint64_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (uint64_t n = 0; n < 6; n++)
-            run_case(&d, &cases[i], dtypes[(i + n) % 4], n + 7 * i);
+            run_case(&d, &cases[i], dtypes[(i + n) % 4], ranks[(n + 7 * i) % 6], n + 7 * i, 2);
     sharing_close(&d.s);
+}
+
+/* 250 calls. */
+Test(distributed_decode, repeats)
+{
+    static decoding d = {.other_o = MOST_RANKS};
+    sharing_open(&d.s);
+    run_case(&d, &cases[2], ATTUNE_BF16, 4, 9, (uint32_t)scaled(250));
+    sharing_close(&d.s);
+}
+
+/* Ranks on devices of their own. */
+static void run_devices(const char *a, const char *b, const char *c)
+{
+    static const attune_dtype dtypes[] = {ATTUNE_BF16, ATTUNE_F32, ATTUNE_F16};
+    static const int rows[] = {4, 2, 0, 1}; /* the last leaves ranks without keys */
+    static decoding d = {.other_o = MOST_RANKS};
+    sharing_open_devices(&d.s, (const char *const[]){a, b, c}, 3);
+    for (uint64_t i = 0; i < 4; i++)
+        run_case(&d, &cases[rows[i]], dtypes[i % 3], i == 3 ? 2 : 3, 6 * i + 2, 3);
+    sharing_close(&d.s);
+}
+
+Test(distributed_decode, vulkan)
+{
+    run_devices("vulkan", "vulkan", "vulkan");
+}
+
+Test(distributed_decode, opencl)
+{
+    run_devices("opencl", "opencl", "opencl");
+}
+
+Test(distributed_decode, mixed_devices)
+{
+    run_devices("cpu", "vulkan", "opencl");
 }
 
 /* Every rank returns an error, and none waits for it. */
@@ -228,6 +258,7 @@ Test(distributed_decode, a_rank_fails, .timeout = 60)
     sharing_open(s);
     s->c = &c;
     s->ranks = 4;
+    s->calls = 2;
     cr_assert(case_instantiate(s->instance, &c, ATTUNE_F32, 1, &a, &why), "%s", why.message);
     for (int i = 0; i < COUNT; i++) {
         sharing_begin(s, &a, 3);
@@ -246,4 +277,22 @@ Test(distributed_decode, a_rank_fails, .timeout = 60)
     }
     case_release(&a);
     sharing_close(s);
+    /* A device that is lost while queries are sent, or results. */
+    for (int after = 0; after < 2; after++) {
+        sharing_open_devices(s, (const char *const[]){"cpu", "cpu", "cpu", "cpu"}, 4);
+        cr_assert(case_instantiate(s->instance, &c, ATTUNE_F32, 1, &a, &why), "%s", why.message);
+        d.other_o = MOST_RANKS;
+        sharing_begin(s, &a, 3);
+        s->group.fault =
+            (rank_fault){.exchange = true, .rank = 1, .after = after, .lose = sharing_lose, .device = s->devices[1]};
+        rank_group_run(&s->group, run_rank, &d);
+        for (uint32_t r = 0; r < 4; r++) {
+            cr_expect_eq(s->created[r], ATTUNE_OK);
+            cr_expect_eq(s->status[r], r == 1 ? ATTUNE_DEVICE_LOST : ATTUNE_UNAVAILABLE, "after %d, rank %u: %s", after,
+                         r, s->message[r]);
+        }
+        sharing_end(s);
+        case_release(&a);
+        sharing_close(s);
+    }
 }

@@ -43,7 +43,7 @@ static void compare_single(const sharing *s)
     array_free(&lse);
 }
 
-static void run_case(sharing *s, const attention_case *given, uint64_t number)
+static void run_case(sharing *s, const attention_case *given, uint64_t number, uint32_t calls)
 {
     static const attune_dtype dtypes[] = {ATTUNE_F32, ATTUNE_BF16, ATTUNE_F64, ATTUNE_F16};
     static const uint32_t ranks[] = {2, 3, 1, 4, 7};
@@ -58,7 +58,7 @@ static void run_case(sharing *s, const attention_case *given, uint64_t number)
         return;
     s->c = &c;
     s->ranks = ranks[number % 5];
-    s->calls = 2;
+    s->calls = calls;
     cr_assert(case_instantiate(s->instance, &c, dtype, test_seed() + number, &a, &why), "%s", why.message);
     sharing_begin(s, &a, number / 5 + number);
     rank_group_run(&s->group, sharing_run_rank, s);
@@ -82,7 +82,7 @@ Test(distributed_forward, table)
     sharing_open(&s);
     for (uint64_t i = 0; i < scaled(CASE_COUNT); i++)
         if (test_part(i))
-            run_case(&s, &attention_cases[i * CASE_COUNT / scaled(CASE_COUNT)], i);
+            run_case(&s, &attention_cases[i * CASE_COUNT / scaled(CASE_COUNT)], i, 2);
     sharing_close(&s);
 }
 
@@ -94,8 +94,17 @@ Test(distributed_forward, random)
         case_storage storage;
         const attention_case c = attention_case_random(test_seed() * 7919 + i, &storage);
         if (test_part(i))
-            run_case(&s, &c, i);
+            run_case(&s, &c, i, 2);
     }
+    sharing_close(&s);
+}
+
+/* 250 calls of 3 ranks whose keys arrive late. */
+Test(distributed_forward, repeats)
+{
+    static sharing s;
+    sharing_open(&s);
+    run_case(&s, &attention_cases[CASE_small_blocks], 6, (uint32_t)scaled(250));
     sharing_close(&s);
 }
 

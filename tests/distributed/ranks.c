@@ -68,7 +68,11 @@ static attune_status meet(rank_group *group)
 static bool fails(struct rank_end *end, bool here)
 {
     const rank_fault *fault = &end->group->fault;
-    return here && fault->rank == end->rank && end->calls++ == fault->after;
+    if (!here || fault->rank != end->rank || end->calls++ != fault->after)
+        return false;
+    if (fault->lose)
+        fault->lose(fault->device);
+    return !fault->lose;
 }
 
 static attune_status gather(void *user, const void *mine, void *all, size_t size)
@@ -174,7 +178,8 @@ attune_transport rank_transport(rank_group *group, uint32_t rank, bool late)
                               .gather = gather,
                               .exchange = late ? begin : begin_and_complete,
                               .finish = late ? finish : NULL,
-                              .abort = abort_all};
+                              .abort = abort_all,
+                              .host_memory = true};
 }
 
 typedef struct runner {

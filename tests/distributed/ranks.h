@@ -8,11 +8,14 @@
 
 #define MOST_RANKS 16
 
-/* Which callback of which rank fails, once it has been called as often as `after` says. */
+/* Which callback of which rank fails, once it has been called as often as `after` says. With `lose` it calls that, and
+ * succeeds. */
 typedef struct rank_fault {
     bool gather, exchange, finish;
     uint32_t rank;
     int after;
+    void (*lose)(void *device);
+    void *device;
 } rank_fault;
 
 typedef struct rank_group {

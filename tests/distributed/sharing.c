@@ -7,15 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "backend.h"
 #include "support/devices.h"
 #include "tests/oracle/segments.h"
-
-/* Elements [b, h, first dimensions..., columns] of some positions, to or from a whole array. */
-typedef struct local {
-    attune_tensor tensor;
-    char *data;
-    size_t bytes;
-} local;
 
 static int64_t count_positions(const attune_run *runs, uint32_t count)
 {
@@ -25,6 +19,32 @@ static int64_t count_positions(const attune_run *runs, uint32_t count)
     return sum;
 }
 
+bool local_allocate(attune_device *device, size_t bytes, local *l)
+{
+    attune_device_info info = {.struct_size = sizeof info};
+    l->bytes = bytes;
+    if (!bytes)
+        return true;
+    l->data = calloc(bytes, 1);
+    l->copied = attune_device_info_get(device, &info) == ATTUNE_OK && info.backend != ATTUNE_BACKEND_CPU;
+    return l->data && (l->copied ? attune_buffer_create(device, bytes, &l->tensor.buffer)
+                                 : attune_buffer_wrap(device, l->data, bytes, &l->tensor.buffer)) == ATTUNE_OK;
+}
+
+/* A lost device fails in the calls. */
+void local_upload(const local *l)
+{
+    if (l->copied)
+        (void)attune_buffer_write(l->tensor.buffer, 0, l->data, l->bytes);
+}
+
+void local_download(const local *l)
+{
+    if (l->copied)
+        (void)attune_buffer_read(l->tensor.buffer, 0, l->data, l->bytes);
+}
+
+/* Elements [b, h, positions, columns], of those of a whole array. */
 static bool local_create(attune_device *device, const array *like, int64_t positions, bool token_major, local *l)
 {
     attune_tensor *t = &l->tensor;
@@ -39,12 +59,10 @@ static bool local_create(attune_device *device, const array *like, int64_t posit
     t->stride[1] = token_major ? columns : positions * columns;
     t->stride[2] = token_major ? size[1] * columns : columns;
     t->stride[3] = 1;
-    l->bytes = (size_t)(size[0] * t->stride[0]) * attune_dtype_size(like->dtype);
-    l->data = calloc(l->bytes, 1);
-    return l->data && attune_buffer_wrap(device, l->data, l->bytes, &t->buffer) == ATTUNE_OK;
+    return local_allocate(device, (size_t)(size[0] * t->stride[0]) * attune_dtype_size(like->dtype), l);
 }
 
-static void local_destroy(local *l)
+void local_destroy(local *l)
 {
     attune_buffer_destroy(l->tensor.buffer);
     free(l->data);
@@ -68,6 +86,8 @@ static void move(const local *l, const array *whole, const attune_run *runs, uin
                                 (size_t)(((b * whole->size[1] + h) * whole->size[2] + p) * columns) * element;
                     memcpy(out ? all : mine, out ? mine : all, (size_t)columns * element);
                 }
+    if (!out)
+        local_upload(l);
 }
 
 typedef struct rank_data {
@@ -81,8 +101,7 @@ typedef struct rank_data {
     uint32_t wanted_count;
     const attune_run *rows, *keys;
     uint32_t row_runs, key_runs;
-    void *memory;
-    attune_buffer *workspace;
+    local workspace;
 } rank_data;
 
 static bool place_whole(attune_device *device, const void *data, attune_dtype dtype, uint32_t rank, const int64_t *size,
@@ -94,12 +113,11 @@ static bool place_whole(attune_device *device, const void *data, attune_dtype dt
         l->tensor.size[i] = size[i];
         elements *= size[i];
     }
-    l->bytes = (size_t)elements * attune_dtype_size(dtype);
-    l->data = malloc(l->bytes);
-    if (!l->data)
+    if (!local_allocate(device, (size_t)elements * attune_dtype_size(dtype), l))
         return false;
     memcpy(l->data, data, l->bytes);
-    return attune_buffer_wrap(device, l->data, l->bytes, &l->tensor.buffer) == ATTUNE_OK;
+    local_upload(l);
+    return true;
 }
 
 static attune_status prepare(sharing *s, uint32_t rank, rank_data *r)
@@ -134,12 +152,12 @@ static attune_status prepare(sharing *s, uint32_t rank, rank_data *r)
                                           .mask = s->mask,
                                           .problem = &problem,
                                           .token_major = s->token_major};
-    status = attune_distributed_create(s->device, &desc, &r->distributed);
+    status = attune_distributed_create(sharing_device(s, rank), &desc, &r->distributed);
     if (status != ATTUNE_OK || !s->backward)
         return status;
     problem.direction = ATTUNE_BACKWARD;
     problem.capture_gradient_elements = attention_capture_elements(a, attention_differentiable(a));
-    return attune_distributed_create(s->device, &desc, &r->backward);
+    return attune_distributed_create(sharing_device(s, rank), &desc, &r->backward);
 }
 
 static uint64_t workspace_size(const rank_data *r)
@@ -150,23 +168,23 @@ static uint64_t workspace_size(const rank_data *r)
 }
 
 /* What backward has more. d_k and d_v have the other layout. */
-static bool place_gradients(const sharing *s, rank_data *r)
+static bool place_gradients(const sharing *s, attune_device *device, rank_data *r)
 {
     const attention *a = s->a;
     const case_gradients *g = &s->gradients;
     const int64_t rows = count_positions(r->rows, r->row_runs), keys = count_positions(r->keys, r->key_runs);
-    bool ok = local_create(s->device, &g->d_o, rows, false, &r->d_o) &&
-              (!g->d_lse.data || local_create(s->device, &g->d_lse, rows, false, &r->d_lse)) &&
-              local_create(s->device, &a->q, rows, false, &r->d_q) &&
-              local_create(s->device, &a->k, keys, !s->token_major, &r->d_k) &&
-              local_create(s->device, &a->v, keys, !s->token_major, &r->d_v);
+    bool ok = local_create(device, &g->d_o, rows, false, &r->d_o) &&
+              (!g->d_lse.data || local_create(device, &g->d_lse, rows, false, &r->d_lse)) &&
+              local_create(device, &a->q, rows, false, &r->d_q) &&
+              local_create(device, &a->k, keys, !s->token_major, &r->d_k) &&
+              local_create(device, &a->v, keys, !s->token_major, &r->d_v);
     if (ok && a->sinks.data)
-        ok = place_whole(s->device, a->sinks.data, a->sinks.dtype, 1, a->sinks.size, &r->d_sinks);
+        ok = place_whole(device, a->sinks.data, a->sinks.dtype, 1, a->sinks.size, &r->d_sinks);
     for (uint32_t i = 0; ok && i < a->capture_count; i++) {
         const array *zeros = &g->d_captures[i];
         if (!zeros->data)
             continue;
-        ok = place_whole(s->device, zeros->data, zeros->dtype, zeros->rank, zeros->size, &r->d_captures[i]);
+        ok = place_whole(device, zeros->data, zeros->dtype, zeros->rank, zeros->size, &r->d_captures[i]);
         r->wanted[r->wanted_count++] = (attune_capture){a->captures[i].name, r->d_captures[i].tensor};
     }
     if (ok) {
@@ -176,34 +194,29 @@ static bool place_gradients(const sharing *s, rank_data *r)
     return ok;
 }
 
-static bool place(const sharing *s, rank_data *r)
+static bool place(const sharing *s, uint32_t rank, rank_data *r)
 {
+    attune_device *device = sharing_device(s, rank);
     const attention *a = s->a;
     const int64_t rows = count_positions(r->rows, r->row_runs), keys = count_positions(r->keys, r->key_runs);
-    const uint64_t bytes = workspace_size(r);
-    bool ok = local_create(s->device, &a->q, rows, false, &r->q) &&
-              local_create(s->device, &a->k, keys, s->token_major, &r->k) &&
-              local_create(s->device, &a->v, keys, s->token_major, &r->v) &&
-              local_create(s->device, &s->o, rows, false, &r->o) &&
-              local_create(s->device, &s->lse, rows, false, &r->lse);
+    bool ok = local_create(device, &a->q, rows, false, &r->q) &&
+              local_create(device, &a->k, keys, s->token_major, &r->k) &&
+              local_create(device, &a->v, keys, s->token_major, &r->v) &&
+              local_create(device, &s->o, rows, false, &r->o) && local_create(device, &s->lse, rows, false, &r->lse);
     if (ok && a->sinks.data)
-        ok = place_whole(s->device, a->sinks.data, a->sinks.dtype, 1, a->sinks.size, &r->sinks);
+        ok = place_whole(device, a->sinks.data, a->sinks.dtype, 1, a->sinks.size, &r->sinks);
     for (uint32_t i = 0; ok && i < a->capture_count; i++) {
         const attune_array *h = &a->captures[i].array;
-        ok = place_whole(s->device, h->data, h->dtype, h->rank, h->size, &r->captures[i]);
+        ok = place_whole(device, h->data, h->dtype, h->rank, h->size, &r->captures[i]);
         r->named[i] = (attune_capture){a->captures[i].name, r->captures[i].tensor};
     }
-    r->memory = ok && bytes ? malloc(bytes) : NULL;
-    if (ok && bytes) {
-        memset(r->memory, 0xa5, bytes);
-        ok = attune_buffer_wrap(s->device, r->memory, bytes, &r->workspace) == ATTUNE_OK;
-    }
+    ok = ok && local_allocate(device, workspace_size(r), &r->workspace);
     if (ok) {
         move(&r->q, &a->q, r->rows, r->row_runs, false);
         move(&r->k, &a->k, r->keys, r->key_runs, false);
         move(&r->v, &a->v, r->keys, r->key_runs, false);
     }
-    return ok && (!s->backward || place_gradients(s, r));
+    return ok && (!s->backward || place_gradients(s, device, r));
 }
 
 static attune_status call_forward(const sharing *s, uint32_t rank, const rank_data *r)
@@ -220,8 +233,11 @@ static attune_status call_forward(const sharing *s, uint32_t rank, const rank_da
                                       .parameters = s->a->parameters,
                                       .parameter_count = s->a->parameter_count,
                                       .sinks = r->sinks.tensor,
-                                      .workspace = r->workspace};
-    return attune_distributed_forward(r->distributed, attune_device_queue(s->device), &args, NULL);
+                                      .workspace = r->workspace.tensor.buffer};
+    attune_completion done;
+    const attune_status status =
+        attune_distributed_forward(r->distributed, attune_device_queue(sharing_device(s, rank)), &args, &done);
+    return status == ATTUNE_OK ? attune_completion_wait(done, UINT64_MAX) : status;
 }
 
 static attune_status call_backward(const sharing *s, uint32_t rank, const rank_data *r)
@@ -246,8 +262,11 @@ static attune_status call_backward(const sharing *s, uint32_t rank, const rank_d
                                        .parameter_count = s->a->parameter_count,
                                        .sinks = r->sinks.tensor,
                                        .d_sinks = r->d_sinks.tensor,
-                                       .workspace = r->workspace};
-    return attune_distributed_backward(r->backward, attune_device_queue(s->device), &args, NULL);
+                                       .workspace = r->workspace.tensor.buffer};
+    attune_completion done;
+    const attune_status status =
+        attune_distributed_backward(r->backward, attune_device_queue(sharing_device(s, rank)), &args, &done);
+    return status == ATTUNE_OK ? attune_completion_wait(done, UINT64_MAX) : status;
 }
 
 static uint64_t hash_bytes(uint64_t hash, const local *l)
@@ -255,6 +274,19 @@ static uint64_t hash_bytes(uint64_t hash, const local *l)
     for (size_t i = 0; i < l->bytes; i++)
         hash = (hash ^ (unsigned char)l->data[i]) * UINT64_C(0x100000001b3);
     return hash;
+}
+
+static uint64_t hash_downloaded(uint64_t hash, const local *l)
+{
+    local_download(l);
+    return hash_bytes(hash, l);
+}
+
+static void fill(const local *l, int byte)
+{
+    if (l->bytes)
+        memset(l->data, byte, l->bytes);
+    local_upload(l);
 }
 
 /* Calls one after another, each in other memory; the bits of all outputs are the first's. */
@@ -268,18 +300,15 @@ static attune_status repeat(sharing *s, uint32_t rank, rank_data *r, bool backwa
     for (uint32_t i = 0; status == ATTUNE_OK && i < calls; i++) {
         uint64_t hash = 0;
         for (size_t j = 0; j < count; j++)
-            if (outputs[j]->bytes)
-                memset(outputs[j]->data, 0x5a, outputs[j]->bytes);
+            fill(outputs[j], 0x5a);
         for (uint32_t j = 0; j < s->a->capture_count && backward; j++)
-            if (r->d_captures[j].bytes)
-                memset(r->d_captures[j].data, 0, r->d_captures[j].bytes);
-        if (r->memory)
-            memset(r->memory, 0xa5 + (int)i, workspace_size(r));
+            fill(&r->d_captures[j], 0);
+        fill(&r->workspace, 0xa5 + (int)i);
         status = backward ? call_backward(s, rank, r) : call_forward(s, rank, r);
         for (size_t j = 0; j < count; j++)
-            hash = hash_bytes(hash, outputs[j]);
+            hash = hash_downloaded(hash, outputs[j]);
         for (uint32_t j = 0; j < s->a->capture_count && backward; j++)
-            hash = hash_bytes(hash, &r->d_captures[j]);
+            hash = hash_downloaded(hash, &r->d_captures[j]);
         s->differs[rank] |= i && hash != first;
         first = hash;
     }
@@ -305,6 +334,7 @@ static attune_status check_shared(sharing *s, uint32_t rank, rank_data *r)
             before[i] = memcpy(malloc(r->d_captures[i].bytes), r->d_captures[i].data, r->d_captures[i].bytes);
     const attune_status status = call_backward(s, rank, r);
     for (uint32_t i = 0; i < s->a->capture_count; i++) {
+        local_download(&r->d_captures[i]);
         for (size_t j = 0; before[i] && j < r->d_captures[i].bytes / sizeof(float); j++) {
             const float once = ((const float *)(void *)before[i])[j];
             const float twice = ((const float *)(void *)r->d_captures[i].data)[j];
@@ -317,16 +347,14 @@ static attune_status check_shared(sharing *s, uint32_t rank, rank_data *r)
 
 static void rank_destroy(const sharing *s, rank_data *r)
 {
-    local *all[] = {&r->q,   &r->k,     &r->v,   &r->o,   &r->lse, &r->sinks,
-                    &r->d_o, &r->d_lse, &r->d_q, &r->d_k, &r->d_v, &r->d_sinks};
+    local *all[] = {&r->q,     &r->k,   &r->v,   &r->o,   &r->lse,     &r->sinks,    &r->d_o,
+                    &r->d_lse, &r->d_q, &r->d_k, &r->d_v, &r->d_sinks, &r->workspace};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         local_destroy(all[i]);
     for (uint32_t i = 0; i < s->a->capture_count; i++) {
         local_destroy(&r->captures[i]);
         local_destroy(&r->d_captures[i]);
     }
-    attune_buffer_destroy(r->workspace);
-    free(r->memory);
     attune_distributed_destroy(r->distributed);
     attune_distributed_destroy(r->backward);
     attune_partition_destroy(r->partition);
@@ -337,7 +365,7 @@ void sharing_run_rank(void *context, uint32_t rank)
     sharing *s = context;
     rank_data r = {.partition = NULL};
     attune_status status = s->created[rank] = prepare(s, rank, &r);
-    if (status == ATTUNE_OK && !place(s, &r))
+    if (status == ATTUNE_OK && !place(s, rank, &r))
         abort();
     if (status == ATTUNE_OK)
         status = repeat(s, rank, &r, false, s->backward ? 1 : s->calls);
@@ -348,6 +376,7 @@ void sharing_run_rank(void *context, uint32_t rank)
     s->status[rank] = status;
     if (status != ATTUNE_OK) {
         strncpy(s->message[rank], attune_last_error(), sizeof s->message[rank] - 1);
+        local_download(&r.workspace); /* waits for what was launched before */
     } else {
         move(&r.o, &s->o, r.rows, r.row_runs, true);
         move(&r.lse, &s->lse, r.rows, r.row_runs, true);
@@ -452,8 +481,36 @@ void sharing_open(sharing *s)
     s->device = device_or_skip(s->instance, "cpu");
 }
 
+void sharing_open_devices(sharing *s, const char *const *backends, uint32_t count)
+{
+    sharing_open(s);
+    s->device_count = count;
+    for (uint32_t i = 0; i < count; i++) {
+        attune_device_info info = {.struct_size = sizeof info};
+        s->devices[i] = device_or_skip(s->instance, backends[i]);
+        cr_assert_eq(attune_device_info_get(s->devices[i], &info), ATTUNE_OK);
+        if (info.backend == ATTUNE_BACKEND_CPU)
+            continue;
+        attune_device_destroy(s->device);
+        cr_assert_eq(attune_device_open(s->instance, info.id, &s->device), ATTUNE_OK);
+    }
+}
+
+attune_device *sharing_device(const sharing *s, uint32_t rank)
+{
+    return s->device_count ? s->devices[rank % s->device_count] : s->device;
+}
+
+void sharing_lose(void *device)
+{
+    atomic_store(&((attune_device *)device)->lost, true);
+}
+
 void sharing_close(sharing *s)
 {
+    for (uint32_t i = 0; i < s->device_count; i++)
+        attune_device_destroy(s->devices[i]);
+    s->device_count = 0;
     attune_device_destroy(s->device);
     attune_instance_destroy(s->instance);
 }
