@@ -205,7 +205,7 @@ def test_pictures():
     assert "&lt;" in attune.Mask("q < 4", 64).svg()
     # Words of a narrow plane are within the picture.
     narrow = xml.fromstring(attune.Mask("q >= kv || kv < 64 || q % 8 == 0", 3000, 100).svg())
-    assert float(narrow.get("width")) > 62 + 7 * max(len(text.text) for text in narrow.iter(f"{namespace}text"))
+    assert float(narrow.get("width")) > 62 + 6.4 * max(len(text.text) for text in narrow.iter(f"{namespace}text"))
 
 
 def test_plans(cpu):
