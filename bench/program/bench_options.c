@@ -78,8 +78,8 @@ static bool check_ranks(const bench_options *o, bool layout)
 {
     if (!o->ranks)
         return !layout || bad("--layout requires --ranks");
-    if (o->row.pass != ROW_FORWARD)
-        return bad("--direction is %s, but --ranks has a forward pass alone", o->direction);
+    if (o->row.pass == ROW_STEP)
+        return bad("--direction is step, but --ranks has forward and backward alone");
     if (o->row.segments || o->masks || o->peers)
         return bad("%s and --ranks exclude each other", o->row.segments ? "--segments"
                                                         : o->masks      ? "--masks"

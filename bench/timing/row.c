@@ -375,54 +375,61 @@ static bool step(void *state, double *seconds)
     return true;
 }
 
-/* The inner product of two tensors, and the sum of the magnitudes of its terms. */
-static bool inner_product(const attune_tensor *x, const array *y, double *sum, double *size, report_row *row)
+/* The inner product, and the sum of the magnitudes of its terms. */
+static void inner_product(const array *x, const array *y, double *sum, double *size)
 {
-    failure why = {{0}};
-    array a = {0};
-    if (!array_create(&a, x->dtype, x->rank, x->size, &why))
-        return row_fail(row, REPORT_FAILED, "%s", why.message);
-    const uint64_t bytes = array_bytes(&a);
-    const attune_status status = attune_buffer_read(x->buffer, x->offset, a.data, bytes);
     *sum = *size = 0;
-    for (int64_t i = 0, n = array_count(&a); i < n && status == ATTUNE_OK; ++i) {
-        const double product = array_get(&a, i) * array_get(y, i);
+    for (int64_t i = 0, n = array_count(x); i < n; ++i) {
+        const double product = array_get(x, i) * array_get(y, i);
         *sum += product;
         *size += fabs(product);
     }
-    array_free(&a);
-    return status == ATTUNE_OK || row_fail_call(row, status, "read");
 }
 
-/*
- * Checks two identities that hold for any mask and score expression: o is linear in v, so that <d_v, v> = <d_o, o>; and
- * scores depend on q and k only through their product, so that <d_q, q> = <d_k, k>. The tests compare the elements with
- * the oracle.
- */
-static bool check_backward(bench_setup *s, report_row *row)
+bool row_check_identities(const attention *a, const array *o, const array *d_o, const array *d_q, const array *d_k,
+                          const array *d_v, report_row *row)
 {
-    double seconds, sums[4], sizes[4];
-    for (uint32_t i = 0; i < 3; ++i)
-        if ((s->status = fill_with_nan((i == 0   ? s->back.d_q
-                                        : i == 1 ? s->back.d_k
-                                                 : s->back.d_v)
-                                           .buffer)) != ATTUNE_OK)
-            return row_fail_call(row, s->status, "write");
-    if (!backward(s, &seconds))
-        return row_fail_call(row, s->status, "backward");
-    if (!inner_product(&s->back.d_v, &s->a.v, &sums[0], &sizes[0], row) ||
-        !inner_product(&s->back.o, &s->d_o, &sums[1], &sizes[1], row) ||
-        !inner_product(&s->back.d_q, &s->a.q, &sums[2], &sizes[2], row) ||
-        !inner_product(&s->back.d_k, &s->a.k, &sums[3], &sizes[3], row))
-        return false;
-    for (uint32_t i = 0; i < 4; i += 2) {
+    const array *const pairs[4][2] = {{d_v, &a->v}, {d_o, o}, {d_q, &a->q}, {d_k, &a->k}};
+    double sums[4], sizes[4];
+    for (int i = 0; i < 4; ++i)
+        inner_product(pairs[i][0], pairs[i][1], &sums[i], &sizes[i]);
+    for (int i = 0; i < 4; i += 2) {
         /* Rounding errors of each product, most of which cancel. */
-        const double bound = (sizes[i] + sizes[i + 1]) * reference_epsilon(s->a.q.dtype) * 4;
+        const double bound = (sizes[i] + sizes[i + 1]) * reference_epsilon(a->q.dtype) * 4;
         if (!(fabs(sums[i] - sums[i + 1]) <= bound))
             return row_fail(row, REPORT_WRONG, "%s is %.9g, %s %.9g: expected the same to %.3g",
                             i ? "<d_q, q>" : "<d_v, v>", sums[i], i ? "<d_k, k>" : "<d_o, o>", sums[i + 1], bound);
     }
     return true;
+}
+
+static attune_status read_array(const attune_tensor *t, array *read)
+{
+    failure why = {{0}};
+    if (!array_create(read, t->dtype, t->rank, t->size, &why))
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    return attune_buffer_read(t->buffer, t->offset, read->data, array_bytes(read));
+}
+
+static bool check_backward(bench_setup *s, report_row *row)
+{
+    double seconds;
+    const attune_tensor *const tensors[4] = {&s->back.d_q, &s->back.d_k, &s->back.d_v, &s->back.o};
+    array arrays[4] = {{0}};
+    for (uint32_t i = 0; i < 3; ++i)
+        if ((s->status = fill_with_nan(tensors[i]->buffer)) != ATTUNE_OK)
+            return row_fail_call(row, s->status, "write");
+    if (!backward(s, &seconds))
+        return row_fail_call(row, s->status, "backward");
+    attune_status status = ATTUNE_OK;
+    for (uint32_t i = 0; i < 4 && status == ATTUNE_OK; ++i)
+        status = read_array(tensors[i], &arrays[i]);
+    const bool good = status == ATTUNE_OK
+                          ? row_check_identities(&s->a, &arrays[3], &s->d_o, &arrays[0], &arrays[1], &arrays[2], row)
+                          : row_fail_call(row, status, "read");
+    for (uint32_t i = 0; i < 4; ++i)
+        array_free(&arrays[i]);
+    return good;
 }
 
 /* ------------------------------------------------------------------------------------------------------------ check */

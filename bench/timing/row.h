@@ -32,7 +32,7 @@ void row_serving(attune_instance *instance, attune_device *device, const serving
                  attune_dtype kv_dtype, attune_dtype o_dtype, const row_options *options, report_row *row);
 #define ROW_RANKS 16
 /* Measures a call over at most ROW_RANKS ranks, CPU devices with an equal share of the threads of `device`, beside one
- * of them alone. Forward alone, without segments. */
+ * of them alone. Forward or backward, without segments. */
 void row_ranks(attune_instance *instance, attune_device *device, const workload *w, uint32_t ranks,
                attune_layout layout, const row_options *options, report_row *row);
 /* Measures the building of a block mask. lengths: of the documents in capture `doc`; NULL = the generator's. */

@@ -20,6 +20,14 @@ attune_problem row_problem(const workload *w, const attention *a, bool lse);
 /* Compares some rows of o with the oracle. more: what is added to the bound of the largest error. */
 bool row_check_o(const attention *a, const array *o, uint64_t seed, double more, report_row *row);
 
+/*
+ * Checks gradients by two identities that hold for any mask and score expression: o is linear in v, so that <d_v, v> =
+ * <d_o, o>; and scores depend on q and k only through their product, so that <d_q, q> = <d_k, k>. The tests compare the
+ * elements with the oracle.
+ */
+bool row_check_identities(const attention *a, const array *o, const array *d_o, const array *d_q, const array *d_k,
+                          const array *d_v, report_row *row);
+
 /* Creates a plan twice, with a cold and with a warm cache, and adds the times to the row's. */
 bool row_plan(attune_device *device, const row_options *options, const attune_problem *problem, const char *what,
               attune_plan **plan, report_row *row);

@@ -33,6 +33,7 @@ typedef struct crew {
     char message[256];
     /* Results, on rank 0. */
     array *o;
+    share_gradients *gradients;
     measurement *time;
     bool measured;
 } crew;
@@ -101,7 +102,9 @@ static void lead(crew *c)
     wait_for_all(c);
     bool good = c->status == ATTUNE_OK && call_all(c, &seconds);
     for (uint32_t r = 0; good && c->o && r < c->group.size; r++) {
-        const attune_status status = share_read(&c->shares[r], c->o);
+        attune_status status = share_read(&c->shares[r], c->o);
+        if (status == ATTUNE_OK && c->gradients)
+            status = share_read_gradients(&c->shares[r], c->gradients);
         keep_failure(c, status);
         good = status == ATTUNE_OK;
     }
@@ -125,8 +128,9 @@ static void run_rank(void *context, uint32_t rank)
     if (status == ATTUNE_OK)
         status = attune_device_open(instance, "cpu", &device);
     if (status == ATTUNE_OK)
-        status = share_make(device, &transport, c->partition, w->setup->mask, &w->setup->problem, w->options->kernel,
-                            &w->setup->a, &c->shares[rank]);
+        status =
+            share_make(device, &transport, c->partition, w->setup->mask, &w->setup->problem, w->options->kernel,
+                       &w->setup->a, w->options->pass == ROW_BACKWARD ? &w->setup->gradients : NULL, &c->shares[rank]);
     else
         transport.abort(transport.user);
     finish_call(c, status);
@@ -139,16 +143,17 @@ static void run_rank(void *context, uint32_t rank)
     attune_instance_destroy(instance);
 }
 
-/* Measures the ranks of a partition. o: NULL, or receives the result of all ranks. */
-static bool measure_ranks(const ranks_work *work, const attune_partition *partition, uint32_t ranks, array *o,
-                          measurement *time, report_row *row)
+/* Measures the ranks of a partition. results: NULL, or receives those of all ranks. */
+static bool measure_ranks(const ranks_work *work, const attune_partition *partition, uint32_t ranks,
+                          ranks_setup *results, measurement *time, report_row *row)
 {
     crew *c = calloc(1, sizeof *c);
     if (!c)
         return row_fail(row, REPORT_FAILED, "out of memory");
     c->work = work;
     c->partition = partition;
-    c->o = o;
+    c->o = results ? &results->o : NULL;
+    c->gradients = results && work->options->pass == ROW_BACKWARD ? &results->gradients : NULL;
     c->time = time;
     rank_group_init(&c->group, ranks);
     pthread_mutex_init(&c->lock, NULL);
@@ -220,6 +225,20 @@ static bool deal(attune_instance *instance, uint32_t ranks, attune_layout layout
     return status == ATTUNE_OK || row_fail_call(row, status, "partition");
 }
 
+static bool make_gradients(uint64_t seed, ranks_setup *s, report_row *row)
+{
+    share_gradients *g = &s->gradients;
+    failure why = {{0}};
+    random_state random = {seed ^ UINT64_C(0x7570)};
+    if (!array_create(&g->d_o, s->o.dtype, 4, s->o.size, &why) ||
+        !array_create(&g->d_q, s->a.q.dtype, 4, s->a.q.size, &why) ||
+        !array_create(&g->d_k, s->a.k.dtype, 4, s->a.k.size, &why) ||
+        !array_create(&g->d_v, s->a.v.dtype, 4, s->a.v.size, &why))
+        return row_fail(row, REPORT_FAILED, "%s", why.message);
+    array_fill_normal(&g->d_o, &random, 1);
+    return true;
+}
+
 bool ranks_setup_make(attune_instance *instance, attune_device *device, const workload *w, uint32_t ranks,
                       attune_layout layout, const row_options *options, ranks_setup *s, report_row *row)
 {
@@ -228,16 +247,19 @@ bool ranks_setup_make(attune_instance *instance, attune_device *device, const wo
     const uint32_t dim_v = w->head_dim_v ? w->head_dim_v : w->head_dim;
     const int64_t size[4] = {w->batch, w->heads, w->q_len, dim_v};
     *s = (ranks_setup){.mask = NULL};
-    (void)snprintf(suffix, sizeof suffix, "/ranks:%u", ranks);
+    const bool backward = options->pass == ROW_BACKWARD;
+    (void)snprintf(suffix, sizeof suffix, "/ranks:%u%s", ranks, backward ? "/backward" : "");
     row_describe(device, w, "ranks", suffix, options, row);
     (void)snprintf(row->timer, sizeof row->timer, "CLOCK_MONOTONIC around the calls of all ranks");
     if (!workload_instantiate(instance, w, options->seed, &s->a, &why) ||
         !array_create(&s->o, attention_o_dtype(&s->a), 4, size, &why))
         return row_fail(row, REPORT_FAILED, "%s", why.message);
-    s->problem = row_problem(w, &s->a, false);
+    if (backward && !make_gradients(options->seed, s, row))
+        return false;
+    s->problem = row_problem(w, &s->a, backward);
     if (!make_mask(instance, w, &s->a, &s->mask, row))
         return false;
-    row->flop = 2 * (double)row->pairs * ((double)w->head_dim + (double)dim_v);
+    row->flop = 2 * (double)row->pairs * ((double)w->head_dim + (double)dim_v) * (backward ? 2.5 : 1);
     return deal(instance, 1, layout, s, &s->one, row) && deal(instance, ranks, layout, s, &s->all, row);
 }
 
@@ -246,7 +268,9 @@ void ranks_setup_free(ranks_setup *s)
     attune_partition_destroy(s->one);
     attune_partition_destroy(s->all);
     attune_mask_destroy(s->mask);
-    array_free(&s->o);
+    array *arrays[] = {&s->o, &s->gradients.d_o, &s->gradients.d_q, &s->gradients.d_k, &s->gradients.d_v};
+    for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++)
+        array_free(arrays[i]);
     workload_release(&s->a);
 }
 
@@ -260,10 +284,13 @@ void row_ranks(attune_instance *instance, attune_device *device, const workload 
     row->threads = work.threads * ranks;
     /* The check is of the ranks: one alone is the single device. */
     good = good && measure_ranks(&work, s.one, 1, NULL, &alone, row);
-    good = good && measure_ranks(&work, s.all, ranks, &s.o, &row->time, row);
+    good = good && measure_ranks(&work, s.all, ranks, &s, &row->time, row);
     row->one_seconds = alone.median;
     if (good && options->check)
-        (void)row_check_o(&s.a, &s.o, options->seed, 0, row);
+        good = row_check_o(&s.a, &s.o, options->seed, 0, row);
+    if (good && options->check && options->pass == ROW_BACKWARD)
+        (void)row_check_identities(&s.a, &s.o, &s.gradients.d_o, &s.gradients.d_q, &s.gradients.d_k, &s.gradients.d_v,
+                                   row);
     measure_free(&alone);
     ranks_setup_free(&s);
 }

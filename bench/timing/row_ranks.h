@@ -4,6 +4,7 @@
 #define BENCH_TIMING_ROW_RANKS_H
 
 #include "bench/timing/row_parts.h"
+#include "bench/timing/share.h"
 
 typedef struct ranks_setup {
     attention a;
@@ -11,6 +12,7 @@ typedef struct ranks_setup {
     attune_problem problem;
     attune_partition *one, *all; /* of one rank, and of all */
     array o;                     /* for the result of all ranks */
+    share_gradients gradients;   /* of ROW_BACKWARD: d_o, and those for the results */
 } ranks_setup;
 
 /* Fills in the row's description and the figures of its partition. The same on every rank. Release the setup also after

@@ -70,6 +70,18 @@ static attune_status make_part(attune_device *device, const array *all, const at
     return status;
 }
 
+/* A tensor of a capture's shape. */
+static attune_status make_capture(attune_device *device, const attune_host_capture *like, attune_dtype dtype,
+                                  const void *data, share *s, attune_capture *made)
+{
+    uint64_t bytes = attune_dtype_size(dtype);
+    made->name = like->name;
+    made->tensor = (attune_tensor){.dtype = dtype, .rank = like->array.rank};
+    for (uint32_t d = 0; d < like->array.rank; d++)
+        bytes *= (uint64_t)(made->tensor.size[d] = like->array.size[d]);
+    return make_buffer(device, bytes, data, s, &made->tensor.buffer);
+}
+
 /* The captures and parameters of the score expression. */
 static attune_status bind_score(attune_device *device, const attention *a, share *s)
 {
@@ -83,13 +95,8 @@ static attune_status bind_score(attune_device *device, const attention *a, share
             const attune_array *host = &a->captures[c].array;
             if (strcmp(a->captures[c].name, symbol.name) != 0)
                 continue;
-            attune_capture *to = &s->captures[s->args.capture_count++];
-            uint64_t bytes = attune_dtype_size(host->dtype);
-            to->name = a->captures[c].name;
-            to->tensor = (attune_tensor){.dtype = host->dtype, .rank = host->rank};
-            for (uint32_t d = 0; d < host->rank; d++)
-                bytes *= (uint64_t)(to->tensor.size[d] = host->size[d]);
-            status = make_buffer(device, bytes, host->data, s, &to->tensor.buffer);
+            status = make_capture(device, &a->captures[c], host->dtype, host->data, s,
+                                  &s->captures[s->args.capture_count++]);
         }
         if (status != ATTUNE_OK)
             return status;
@@ -102,35 +109,78 @@ static attune_status bind_score(attune_device *device, const attention *a, share
 static attune_status make_arguments(attune_device *device, const attune_partition *partition, uint32_t rank,
                                     const attention *a, share *s)
 {
-    const attune_run *keys;
-    uint32_t key_runs;
     array o = {.dtype = attention_o_dtype(a), .rank = 4, .size = {0, 0, 0, a->v.size[3]}};
     memcpy(o.size, a->q.size, 3 * sizeof *o.size);
     s->queue = attune_device_queue(device);
     s->args.struct_size = sizeof s->args;
     attune_status status = attune_partition_runs(partition, rank, ATTUNE_RUN_ROWS, &s->rows, &s->row_runs);
     if (status == ATTUNE_OK)
-        status = attune_partition_runs(partition, rank, ATTUNE_RUN_KEYS, &keys, &key_runs);
+        status = attune_partition_runs(partition, rank, ATTUNE_RUN_KEYS, &s->keys, &s->key_runs);
     if (status == ATTUNE_OK)
         status = make_part(device, &a->q, s->rows, s->row_runs, true, s, &s->args.q);
     if (status == ATTUNE_OK)
-        status = make_part(device, &a->k, keys, key_runs, true, s, &s->args.k);
+        status = make_part(device, &a->k, s->keys, s->key_runs, true, s, &s->args.k);
     if (status == ATTUNE_OK)
-        status = make_part(device, &a->v, keys, key_runs, true, s, &s->args.v);
+        status = make_part(device, &a->v, s->keys, s->key_runs, true, s, &s->args.v);
     if (status == ATTUNE_OK)
         status = make_part(device, &o, s->rows, s->row_runs, false, s, &s->args.o);
     if (status == ATTUNE_OK)
         status = bind_score(device, a, s);
-    const uint64_t workspace = attune_distributed_workspace_size(s->distributed);
+    const uint64_t forward = attune_distributed_workspace_size(s->distributed),
+                   backward = attune_distributed_workspace_size(s->backward);
+    const uint64_t workspace = forward > backward ? forward : backward;
     if (status == ATTUNE_OK && workspace)
         status = make_buffer(device, workspace, NULL, s, &s->args.workspace);
     return status;
 }
 
+/* What backward has more: f32 gradients of captures, and LSE. */
+static attune_status make_gradients(attune_device *device, const attention *a, const share_gradients *g, share *s)
+{
+    attune_backward_args *b = &s->back;
+    const int64_t rows = count_positions(s->rows, s->row_runs);
+    const attune_dtype real = a->q.dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32;
+    attune_status status = ATTUNE_OK;
+    if (rows) {
+        s->args.lse = (attune_tensor){.dtype = real, .rank = 3, .size = {a->q.size[0], a->q.size[1], rows}};
+        status = make_buffer(device, (uint64_t)(a->q.size[0] * a->q.size[1] * rows) * attune_dtype_size(real), NULL, s,
+                             &s->args.lse.buffer);
+    }
+    if (status == ATTUNE_OK)
+        status = make_part(device, &g->d_o, s->rows, s->row_runs, true, s, &b->d_o);
+    if (status == ATTUNE_OK)
+        status = make_part(device, &g->d_q, s->rows, s->row_runs, false, s, &b->d_q);
+    if (status == ATTUNE_OK)
+        status = make_part(device, &g->d_k, s->keys, s->key_runs, false, s, &b->d_k);
+    if (status == ATTUNE_OK)
+        status = make_part(device, &g->d_v, s->keys, s->key_runs, false, s, &b->d_v);
+    const uint32_t wanted = attention_differentiable(a);
+    for (uint32_t c = 0; status == ATTUNE_OK && c < a->capture_count; c++) {
+        if (!(wanted >> c & 1))
+            continue;
+        attune_capture *to = &s->gradients[b->capture_gradient_count++];
+        status = make_capture(device, &a->captures[c], ATTUNE_F32, NULL, s, to);
+    }
+    b->struct_size = sizeof *b;
+    b->q = s->args.q;
+    b->k = s->args.k;
+    b->v = s->args.v;
+    b->o = s->args.o;
+    b->lse = s->args.lse;
+    b->captures = s->args.captures;
+    b->capture_count = s->args.capture_count;
+    b->capture_gradients = s->gradients;
+    b->parameters = s->args.parameters;
+    b->parameter_count = s->args.parameter_count;
+    b->workspace = s->args.workspace;
+    return status;
+}
+
 attune_status share_make(attune_device *device, const attune_transport *transport, const attune_partition *partition,
                          const attune_mask *mask, const attune_problem *problem, const attune_kernel_options *options,
-                         const attention *a, share *s)
+                         const attention *a, const share_gradients *gradients, share *s)
 {
+    attune_problem backward = *problem;
     const attune_distributed_desc desc = {.struct_size = sizeof desc,
                                           .transport = transport,
                                           .partition = partition,
@@ -138,34 +188,63 @@ attune_status share_make(attune_device *device, const attune_transport *transpor
                                           .problem = problem,
                                           .options = options};
     *s = (share){0};
-    const attune_status status = attune_distributed_create(device, &desc, &s->distributed);
-    return status == ATTUNE_OK ? make_arguments(device, partition, transport->rank, a, s) : status;
+    attune_status status = attune_distributed_create(device, &desc, &s->distributed);
+    if (status == ATTUNE_OK && gradients) {
+        attune_distributed_desc back = desc;
+        back.problem = &backward;
+        backward.direction = ATTUNE_BACKWARD;
+        backward.capture_gradient_elements = attention_capture_elements(a, attention_differentiable(a));
+        status = attune_distributed_create(device, &back, &s->backward);
+    }
+    if (status == ATTUNE_OK)
+        status = make_arguments(device, partition, transport->rank, a, s);
+    return status == ATTUNE_OK && gradients ? make_gradients(device, a, gradients, s) : status;
 }
 
 attune_status share_call(share *s)
 {
-    return attune_distributed_forward(s->distributed, s->queue, &s->args, NULL);
+    if (!s->called || !s->backward) {
+        const attune_status status = attune_distributed_forward(s->distributed, s->queue, &s->args, NULL);
+        if (status != ATTUNE_OK || !s->backward)
+            return status;
+        s->called = true;
+    }
+    return attune_distributed_backward(s->backward, s->queue, &s->back, NULL);
 }
 
-attune_status share_read(const share *s, array *o)
+static attune_status read_part(const attune_tensor *t, const attune_run *runs, uint32_t count, array *o)
 {
-    const int64_t positions = count_positions(s->rows, s->row_runs);
+    const int64_t positions = count_positions(runs, count);
     const size_t bytes = (size_t)(o->size[0] * o->size[1] * positions * o->size[3]) * attune_dtype_size(o->dtype);
     if (!positions)
         return ATTUNE_OK;
     char *data = malloc(bytes);
     if (!data)
         return ATTUNE_OUT_OF_HOST_MEMORY;
-    const attune_status status = attune_buffer_read(s->args.o.buffer, 0, data, bytes);
+    const attune_status status = attune_buffer_read(t->buffer, 0, data, bytes);
     if (status == ATTUNE_OK)
-        each_run(o, s->rows, s->row_runs, data, from_rank);
+        each_run(o, runs, count, data, from_rank);
     free(data);
     return status;
+}
+
+attune_status share_read(const share *s, array *o)
+{
+    return read_part(&s->args.o, s->rows, s->row_runs, o);
+}
+
+attune_status share_read_gradients(const share *s, share_gradients *g)
+{
+    attune_status status = read_part(&s->back.d_q, s->rows, s->row_runs, &g->d_q);
+    if (status == ATTUNE_OK)
+        status = read_part(&s->back.d_k, s->keys, s->key_runs, &g->d_k);
+    return status == ATTUNE_OK ? read_part(&s->back.d_v, s->keys, s->key_runs, &g->d_v) : status;
 }
 
 void share_free(share *s)
 {
     attune_distributed_destroy(s->distributed);
+    attune_distributed_destroy(s->backward);
     for (uint32_t i = 0; i < s->buffer_count; i++)
         attune_buffer_destroy(s->buffers[i]);
     *s = (share){0};

@@ -111,7 +111,7 @@ Test(program, words_that_are_wrong)
            "\"received_share\"");
     expect("bench --ranks 17", 2, "--ranks is");
     expect("bench --layout cut", 2, "--layout requires --ranks");
-    expect("bench --ranks 2 --direction step", 2, "forward pass alone");
+    expect("bench --ranks 2 --direction step", 2, "forward and backward alone");
     expect("bench --ranks 2 --masks", 2, "--masks and --ranks exclude each other");
     expect("bench --ranks 2 --device vulkan:0", 2, "ranks are CPU devices");
     expect("bench --ranks 2 --workload serve_tree", 2, "on one device");

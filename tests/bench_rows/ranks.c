@@ -9,9 +9,9 @@
 #define SCALE 4e-4
 
 static void measure(attune_instance *instance, attune_device *device, const char *name, attune_dtype dtype,
-                    uint32_t ranks, attune_layout layout, report_row *row)
+                    uint32_t ranks, attune_layout layout, row_pass pass, report_row *row)
 {
-    const row_options options = {.measure = {.repetitions = 2}, .check = true, .seed = 3};
+    const row_options options = {.pass = pass, .measure = {.repetitions = 2}, .check = true, .seed = 3};
     workload w = workload_scaled(workload_find(name), SCALE);
     w.dtype = dtype;
     *row = (report_row){.share = 1};
@@ -26,12 +26,17 @@ Test(ranks, rows_are_checked_and_timed)
         attune_dtype dtype;
         uint32_t ranks;
         attune_layout layout;
-    } cases[] = {{"causal", ATTUNE_F32, 2, ATTUNE_LAYOUT_BALANCED},
-                 {"learned_relative_bias", ATTUNE_BF16, 3, ATTUNE_LAYOUT_ZIGZAG},
-                 {"document_packing", ATTUNE_F16, 4, ATTUNE_LAYOUT_CUT},
-                 {"dense", ATTUNE_F32, 16, ATTUNE_LAYOUT_STRIPED},
-                 {"decode", ATTUNE_F32, 2, ATTUNE_LAYOUT_BALANCED},
-                 {"causal", ATTUNE_F32, 1, ATTUNE_LAYOUT_BALANCED}};
+        row_pass pass;
+    } cases[] = {{"causal", ATTUNE_F32, 2, ATTUNE_LAYOUT_BALANCED, ROW_FORWARD},
+                 {"learned_relative_bias", ATTUNE_BF16, 3, ATTUNE_LAYOUT_ZIGZAG, ROW_FORWARD},
+                 {"document_packing", ATTUNE_F16, 4, ATTUNE_LAYOUT_CUT, ROW_FORWARD},
+                 {"dense", ATTUNE_F32, 16, ATTUNE_LAYOUT_STRIPED, ROW_FORWARD},
+                 {"decode", ATTUNE_F32, 2, ATTUNE_LAYOUT_BALANCED, ROW_FORWARD},
+                 {"causal", ATTUNE_F32, 1, ATTUNE_LAYOUT_BALANCED, ROW_FORWARD},
+                 {"learned_relative_bias", ATTUNE_F32, 3, ATTUNE_LAYOUT_BALANCED, ROW_BACKWARD},
+                 {"document_packing", ATTUNE_BF16, 4, ATTUNE_LAYOUT_CUT, ROW_BACKWARD},
+                 {"dense", ATTUNE_F16, 16, ATTUNE_LAYOUT_STRIPED, ROW_BACKWARD},
+                 {"causal", ATTUNE_F32, 1, ATTUNE_LAYOUT_BALANCED, ROW_BACKWARD}};
     attune_instance *instance;
     attune_device *device;
     cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
@@ -40,7 +45,7 @@ Test(ranks, rows_are_checked_and_timed)
         report_row row;
         const uint32_t ranks = cases[i].ranks;
         cr_assert_not_null(workload_find(cases[i].name), "%s", cases[i].name);
-        measure(instance, device, cases[i].name, cases[i].dtype, ranks, cases[i].layout, &row);
+        measure(instance, device, cases[i].name, cases[i].dtype, ranks, cases[i].layout, cases[i].pass, &row);
         cr_assert_eq(row.status, REPORT_OK, "%s: %s", row.name, row.message);
         cr_expect(row.checked_rows > 0 && row.naive_error > 0 && row.time.count == 2, "%s", row.name);
         cr_expect_eq(row.ranks, ranks);
@@ -49,6 +54,7 @@ Test(ranks, rows_are_checked_and_timed)
         cr_expect(row.received_bytes <= row.ring_bytes && (ranks == 1) == (row.ring_bytes == 0), "%s", row.name);
         cr_expect(row.fetched >= 0 && row.fetched <= 1);
         cr_expect_not_null(strstr(row.name, ranks == 16 ? "/ranks:16" : "/ranks:"));
+        cr_expect_eq(strstr(row.name, "/backward") != NULL, cases[i].pass == ROW_BACKWARD, "%s", row.name);
         measure_free(&row.time);
     }
     attune_device_destroy(device);
@@ -63,7 +69,7 @@ Test(ranks, traffic)
     report_row row;
     cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
     cr_assert_eq(attune_device_open(instance, "cpu", &device), ATTUNE_OK);
-    measure(instance, device, "dense", ATTUNE_BF16, 4, ATTUNE_LAYOUT_CONTIGUOUS, &row);
+    measure(instance, device, "dense", ATTUNE_BF16, 4, ATTUNE_LAYOUT_CONTIGUOUS, ROW_FORWARD, &row);
     const workload w = workload_scaled(workload_find("dense"), SCALE);
     const int64_t bytes = w.batch * w.kv_heads * w.kv_len * 2 * w.head_dim * 2;
     cr_assert_eq(row.status, REPORT_OK, "%s", row.message);
