@@ -14,10 +14,10 @@ FULL, PARTIAL = "183060", "c8d8f0"
 _CELLS = 192  # the most pixels of the library's picture on a side; more would only make the file larger
 
 
-def _ticks(length: int) -> list[int]:
-    """At most six round places from 0 to length."""
-    steps = (factor * 10**power for power in range(10) for factor in (1, 2, 5))
-    step = next(step for step in steps if length <= 5 * step)
+def _ticks(length: int, room: float) -> list[int]:
+    """Round places from 0 to length, at most six and no more than there is room for beside the first."""
+    steps = (factor * 10**power for power in range(11) for factor in (1, 2, 5))
+    step = next(step for step in steps if length <= min(5, max(1, int(room))) * step)
     return list(range(0, length + 1, step))
 
 
@@ -55,9 +55,9 @@ def svg(mask: Mask, batch: int, head: int, size: int) -> str:
                            f'height="{min(cell_height, height - row * cell_height):.2f}" fill="#{colour}"/>')
             column += count
     out.append(f'<rect width="{width:.1f}" height="{height:.1f}" fill="none" stroke="#888"/></g>')
-    for token in _ticks(lists.kv_len):
+    for token in _ticks(lists.kv_len, width / (7 * len(str(lists.kv_len)) + 8)):
         out.append(f'<text x="{left + token / lists.kv_len * width:.1f}" y="{top + height + 16:.1f}" text-anchor="middle">{token}</text>')
-    for token in _ticks(lists.q_len):
+    for token in _ticks(lists.q_len, height / 16):
         out.append(f'<text x="{left - 6}" y="{top + token / lists.q_len * height + 4:.1f}" text-anchor="end">{token}</text>')
     out.append(f'<text x="{left + width / 2:.1f}" y="{top + height + 34:.1f}" text-anchor="middle">key token (kv)</text>')
     out.append(f'<text transform="translate(14 {top + height / 2:.1f}) rotate(-90)" text-anchor="middle">query token (q)</text>')

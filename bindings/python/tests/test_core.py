@@ -206,6 +206,11 @@ def test_pictures():
     # Words of a narrow plane are within the picture.
     narrow = xml.fromstring(attune.Mask("q >= kv || kv < 64 || q % 8 == 0", 3000, 100).svg())
     assert float(narrow.get("width")) > 62 + 6.4 * max(len(text.text) for text in narrow.iter(f"{namespace}text"))
+    # Nor are there so many numbers that they overlap.
+    for picture, keys, queries in ((narrow, ["0", "100"], 4), (xml.fromstring(attune.Mask("q >= kv", 100, 3000).svg()), None, 3)):
+        middle = [text.text for text in picture.iter(f"{namespace}text") if text.get("text-anchor") == "middle" and text.text.isdigit()]
+        assert keys is None or middle == keys
+        assert len([text for text in picture.iter(f"{namespace}text") if text.get("text-anchor") == "end"]) == queries
 
 
 def test_plans(cpu):
