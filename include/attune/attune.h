@@ -765,8 +765,8 @@ typedef struct attune_problem {
     /*
      * Serving: the keys of a sequence are summed in parts that begin at the multiples of split_keys, and the parts are
      * added in order, whatever the batch: a sequence has the same bits alone and among others. A multiple of 256; 0 =
-     * the device's choice: on the CPU 1,024, on OpenCL one part; on Vulkan and CUDA parts that depend on the lengths of
-     * all sequences, as bits then do. CPU and Vulkan only, if it is not 0.
+     * the device's choice: on the CPU 1,024; on Vulkan, CUDA and OpenCL parts that depend on the lengths of all
+     * sequences, as bits then do. Not on CUDA, if it is not 0.
      */
     uint32_t split_keys;
 } attune_problem;
@@ -1112,12 +1112,12 @@ ATTUNE_API attune_status attune_forward(const attune_plan *plan, attune_queue *q
  * expressions and scale alone, may then pass it: the layers of a model. It is valid until rows or lengths change, may
  * be written again for others, and does not affect results. On CUDA it also counts the parts of a call that are done,
  * so that calls with the same schedule must not run at once: those of several streams have one each. Launches only, as
- * attune_forward. On OpenCL UNSUPPORTED.
+ * attune_forward.
  */
 ATTUNE_API attune_status attune_schedule(const attune_plan *plan, attune_queue *queue, const attune_forward_args *args,
                                          attune_completion *completion);
-/* Returns the bytes of a schedule; 0 for plans that have none: on CUDA those of few keys, whose calls are one launch.
- */
+/* Returns the bytes of a schedule; 0 for plans that have none: on CUDA and OpenCL those of few keys, whose calls are
+ * one launch. */
 ATTUNE_API uint64_t attune_plan_schedule_size(const attune_plan *plan);
 
 /* Arguments of attune_append. Rows are those of attune_forward: [tokens, heads, columns], or [sequences, heads, q_len,

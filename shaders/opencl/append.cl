@@ -2,18 +2,11 @@
 /*
  * New rows of a cache: normalised, rotated, rounded or quantised, and written where their keys are. The workgroups of a
  * row share its heads; a head's row is in local memory. Types and sizes are arguments, so that all plans share one
- * program. Where a workgroup has one item, it meets no other.
+ * program (step.cl).
  */
-#define ATTUNE_CACHE_SPACE /* in the arguments */
 #include "append.h"
 #include "quantise.h"
 #include "serving.h"
-
-#if THREADS > 1u
-#define MEET barrier(CLK_LOCAL_MEM_FENCE);
-#else
-#define MEET
-#endif
 
 #define LANES 64u /* of a sum of squares, for any number of items */
 
@@ -190,7 +183,8 @@ attune_append(const attune_opencl_append args, __global const uchar *q, __global
     at.batch = index / args.workgroups / args.rows;
     at.row = index / args.workgroups % args.rows;
     parts[id] = find_sequence(&args, &s, &at, q_start, count);
-    MEET uint found = parts[0];
+    MEET();
+    uint found = parts[0];
     for (uint i = 1u; i < THREADS; i++)
         found = min(found, parts[i]);
     find_place(&args, &s, &at, found, slots, positions, q_start, count, kv_lens, pages, pages_start);
@@ -205,20 +199,28 @@ attune_append(const attune_opencl_append args, __global const uchar *q, __global
         const int writes = is_q ? at.is_there : at.has_key;
         const attune_opencl_tensor *from = is_q ? &args.q : is_v ? &args.v : &args.k;
         __global const uchar *row = (is_q ? q : is_v ? v : k) + place_in(from, at.batch, head, at.row);
-        MEET for (uint c = id; c < columns; c += THREADS)
+        MEET();
+        for (uint c = id; c < columns; c += THREADS)
             values[c] = load_value(args.type, row + (long)(c * bytes_of(args.type)));
-        MEET attune_opencl_norm norm = is_q ? args.q_norm : args.k_norm;
+        MEET();
+        attune_opencl_norm norm = is_q ? args.q_norm : args.k_norm;
         norm.columns = is_v ? 0u : norm.columns;
         add_squares(sums, values, norm.columns);
         for (uint step = LANES / 2u; step > 0u; step /= 2u) {
-            MEET for (uint lane = id; lane < step; lane += THREADS) sums[lane] += sums[lane + step];
+            MEET();
+            for (uint lane = id; lane < step; lane += THREADS)
+                sums[lane] += sums[lane + step];
         }
-        MEET normalise(values, sums[0], &norm, is_q ? q_norm : k_norm, args.epsilon);
-        MEET rotate_pairs(values, &args, at.position, is_v ? 0u : pairs, cosine, sine);
-        MEET const uint of_row = is_v ? ATTUNE_OPENCL_APPEND_V_SCALE_ROWS : ATTUNE_OPENCL_APPEND_K_SCALE_ROWS;
+        MEET();
+        normalise(values, sums[0], &norm, is_q ? q_norm : k_norm, args.epsilon);
+        MEET();
+        rotate_pairs(values, &args, at.position, is_v ? 0u : pairs, cosine, sine);
+        MEET();
+        const uint of_row = is_v ? ATTUNE_OPENCL_APPEND_V_SCALE_ROWS : ATTUNE_OPENCL_APPEND_K_SCALE_ROWS;
         const int computes = !is_q && (args.flags & of_row) != 0u;
         parts[id] = largest_of(values, computes ? columns : 0u);
-        MEET uint largest = parts[0];
+        MEET();
+        uint largest = parts[0];
         for (uint j = 1u; j < THREADS; j++)
             largest = max(largest, parts[j]);
         if (writes) {

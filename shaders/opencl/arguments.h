@@ -52,7 +52,7 @@ typedef struct attune_opencl_arguments {
      */
     ATTUNE_LONG mask_rows, mask_columns, mask_table;
     /* Offsets in the workspace: the table of the score expression; of splits O, and row maximum and sum; in backward an
-     * f32 [batch][heads][q_len]. */
+     * f32 [batch][heads][q_len]. Over a cache the rows of partial results are those of a slot's tile. */
     ATTUNE_LONG score_table, partials, partials_ml, delta;
     /* The logit of each head that is in the denominator alone. In a call over a cache: the attune_opencl_serving in the
      * workspace. */
@@ -132,9 +132,32 @@ typedef struct attune_opencl_cache {
     ATTUNE_UINT tree_words, has;
 } attune_opencl_cache;
 
-/* And what its expressions read. */
+/*
+ * The work of a batch, which schedule.cl divides: workgroups compute items, and others merge the tiles that have
+ * several. A schedule is uint4s:
+ *
+ *     header                items, merges, keys of a part, 0
+ *     items[items]          tile, part, slot of the partial result, 0
+ *     merges[slots / 2]     tile, parts, first slot, 0
+ *
+ * A tile is numbered as in tiles.h, without splits. Part i has the keys from i times those of a part on.
+ */
+typedef struct attune_opencl_parts {
+    ATTUNE_LONG schedule;     /* its offset in an object of its own */
+    ATTUNE_UINT items, slots; /* at most: workgroups, and partial results; 0 items: every workgroup has one tile */
+    ATTUNE_UINT wanted;       /* items for which the keys of a call are divided */
+    ATTUNE_UINT split_keys;   /* keys of a part; 0 = as the lengths have it */
+} attune_opencl_parts;
+
+/* Of an item that has all keys of its tile. */
+#define ATTUNE_OPENCL_NO_SLOT 0xffffffffu
+/* Shorter parts would be mostly the reading of Q and the merge. */
+#define ATTUNE_OPENCL_PART_KEYS 256u
+
+/* The cache of a call, what its expressions read, and its parts. */
 typedef struct attune_opencl_serving {
     attune_opencl_cache cache;
+    attune_opencl_parts parts;
     attune_opencl_table mask, score;
 } attune_opencl_serving;
 

@@ -13,11 +13,37 @@
 /* The weight of a forbidden pair is -0: in a product it is 0, and its bits tell it from a weight that underflows. */
 #define FORBIDDEN 0x80000000u
 
-#if THREADS > 1u
-#define MEET barrier(CLK_LOCAL_MEM_FENCE);
-#else
-#define MEET
-#endif
+ATTUNE_EXP2(exp2_row, float, int, as_float, as_int)
+
+/* What a workgroup computes: a tile, or a part of its keys. */
+typedef struct work_item {
+    uint tile, slot, first_key, end_key;
+    int is_there;
+} work_item;
+
+ATTUNE_FUNCTION uint tile_count(const attune_opencl_arguments *args)
+{
+    return args->batch * args->kv_heads * args->q_chunks * args->head_chunks;
+}
+
+/* From the number of the workgroup. A schedule may hold anything. */
+ATTUNE_FUNCTION work_item work_item_of(const attune_opencl_arguments *args, __global const attune_opencl_parts *parts,
+                                       __global const uchar *schedule, uint index)
+{
+    work_item w;
+    const int divided = parts->items > 0u;
+    __global const uint *from = (__global const uint *)(schedule + parts->schedule);
+    const uint4 header = vload4(0, from);
+    const uint4 item = vload4(divided ? 1u + min(index, parts->items - 1u) : 0u, from);
+    const int valid = index < min(header.x, parts->items) && item.x < tile_count(args) &&
+                      (item.z == ATTUNE_OPENCL_NO_SLOT || item.z < parts->slots);
+    w.is_there = !divided || valid;
+    w.tile = !divided ? index : valid ? item.x : 0u;
+    w.slot = divided ? item.z : ATTUNE_OPENCL_NO_SLOT;
+    w.first_key = w.slot == ATTUNE_OPENCL_NO_SLOT ? 0u : item.y * header.z;
+    w.end_key = w.slot == ATTUNE_OPENCL_NO_SLOT ? 0xffffffffu : w.first_key + header.z;
+    return w;
+}
 
 /* 1: load Q */
 ATTUNE_FUNCTION void load_q(rows *to, const attune_opencl_arguments *args, const tile_coord *coord, const sequence *s,
@@ -142,6 +168,47 @@ ATTUNE_FUNCTION void multiply_weights_slow(rows *restrict to, const rows *restri
         }
 }
 
+#if FOLDS
+/* The end of a part of the keys in an item that has all of them: as attune_serving_combine folds parts of many items.
+ * `sum` has those before. */
+ATTUNE_FUNCTION void fold_part(rows *sum, rows *sum_m, rows *sum_l, rows *o, rows *m, rows *l, int has_sums)
+{
+    for (uint i = 0u; i < VECTORS; i++) {
+        const rows top = fmax(sum_m[i], m[i]);
+        const rows before = exp2_rows((sum_m[i] - top) * TO_LOG2), own = exp2_rows((m[i] - top) * TO_LOG2);
+        sum_m[i] = has_sums ? top : m[i];
+        sum_l[i] = has_sums ? FMA(l[i], own, sum_l[i] * before) : l[i];
+        for (uint c = 0u; c < HEAD_DIM_V; c++) {
+            const rows part = o[c * VECTORS + i];
+            sum[c * VECTORS + i] = has_sums ? FMA(part, own, sum[c * VECTORS + i] * before) : part;
+            o[c * VECTORS + i] = (rows)(0.0f);
+        }
+        m[i] = (rows)(LOWEST);
+        l[i] = (rows)(0.0f);
+    }
+}
+#endif
+
+/* 7: the partial result of a part of the keys */
+ATTUNE_FUNCTION void store_partial(const rows *from, const rows *m, const rows *l, const attune_opencl_arguments *args,
+                                   const tile_coord *coord, uint slot, __global uchar *workspace)
+{
+    const float *out = (const float *)from, *most = (const float *)m, *sums = (const float *)l;
+    for (uint i = 0u; i < VECTORS; i++)
+        for (uint w = 0u; w < WIDTH; w++) {
+            const uint row = lanes_row(i, w);
+            const ulong at = (ulong)slot * BLOCK_M + row;
+            __global float *ml = (__global float *)(workspace + args->partials_ml) + 2ul * at;
+            __global float *to = (__global float *)(workspace + args->partials) + at * HEAD_DIM_V;
+            if (row < coord->rows) {
+                ml[0] = most[i * WIDTH + w];
+                ml[1] = sums[i * WIDTH + w];
+                for (uint c = 0u; c < HEAD_DIM_V; c++)
+                    to[c] = out[(c * VECTORS + i) * WIDTH + w];
+            }
+        }
+}
+
 /* 7: store O and LSE */
 ATTUNE_FUNCTION void store_o(const rows *from, const rows *m, const rows *l, const attune_opencl_arguments *args,
                              const tile_coord *coord, const sequence *s, __global uchar *o, __global uchar *lse,
@@ -180,10 +247,16 @@ attune_serving(ATTUNE_KERNEL_PARAMETERS ATTUNE_SERVING_PARAMETERS ATTUNE_KERNEL_
 #include "layout_serving.h"
     rows a[HEAD_DIM * VECTORS], s[BLOCK_N * VECTORS], sum[HEAD_DIM_V * VECTORS];
     rows m[VECTORS], l[VECTORS], factor[VECTORS];
+#if FOLDS
+    rows total[HEAD_DIM_V * VECTORS], total_m[VECTORS], total_l[VECTORS];
+    int has_sums = 0;
+#endif
     const uint id = (uint)get_local_id(0);
-    tile_coord coord = tile_coord_of(&args, args.first + (uint)get_group_id(0));
     sequence seq;
-    seq.of = (__global const attune_opencl_cache *)(workspace + args.serving);
+    __global const attune_opencl_serving *serving = (__global const attune_opencl_serving *)(workspace + args.serving);
+    seq.of = &serving->cache;
+    const work_item item = work_item_of(&args, &serving->parts, schedule, args.first + (uint)get_group_id(0));
+    tile_coord coord = tile_coord_of(&args, item.tile);
     seq.b = coord.b;
     seq.kv_h = coord.kv_h;
     begin_rows(&seq, args.q_len, q_start, count);
@@ -191,7 +264,7 @@ attune_serving(ATTUNE_KERNEL_PARAMETERS ATTUNE_SERVING_PARAMETERS ATTUNE_KERNEL_
     begin_length(&seq, args.kv_len, kv_lens);
     begin_first(&seq, kv_first);
     coord.queries = coord.q0 < seq.q_len ? min(args.q_step, seq.q_len - coord.q0) : 0u;
-    coord.rows = coord.heads * coord.queries;
+    coord.rows = item.is_there ? coord.heads * coord.queries : 0u;
     const float s_factor = (PRESCALE ? 1.0f : args.scale) * (SCORE ? 1.0f : LOG2E);
     for (uint i = 0u; i < VECTORS; i++) {
         m[i] = (rows)(LOWEST);
@@ -202,26 +275,92 @@ attune_serving(ATTUNE_KERNEL_PARAMETERS ATTUNE_SERVING_PARAMETERS ATTUNE_KERNEL_
     load_q(a, &args, &coord, &seq, q); /* 1 */
     if (id == 0u)
         absent[0] = absent[1] = 0u;
-    MEET
-        /* The tiles of a sequence begin at multiples of BLOCK_N of its keys. */
-        const uint end = coord.rows ? seq.kv_len : 0u;
+    MEET();
+    /* The tiles of a sequence begin at multiples of BLOCK_N of its keys. */
+    const uint end = coord.rows ? min(seq.kv_len, item.end_key) : 0u;
     uint parity = 0u;
-    for (uint kv0 = seq.kv_first / BLOCK_N * BLOCK_N; kv0 < end; kv0 += BLOCK_N) {
+    for (uint kv0 = max(seq.kv_first, item.first_key) / BLOCK_N * BLOCK_N; kv0 < end; kv0 += BLOCK_N) {
         find_keys(keys, absent + parity, &seq, kv0);
-        MEET const int masked = MASK || absent[parity] != 0u || sees_some(&seq, kv0 + BLOCK_N);
+        MEET();
+        const int masked = MASK || absent[parity] != 0u || sees_some(&seq, kv0 + BLOCK_N);
         parity ^= 1u;
         if (id == 0u)
             absent[parity] = 0u;
         stage(inner, keys, K_TYPE, k, &args.k, &seq, k_scale, &seq.of->k_scale, ATTUNE_OPENCL_HAS_K_SCALE, HEAD_DIM);
-        MEET multiply_rows(s, a, inner, HEAD_DIM);                                  /* 3: S = Q K^T */
+        MEET();
+        multiply_rows(s, a, inner, HEAD_DIM);                                       /* 3: S = Q K^T */
         apply_mods(s, s_factor, &coord, &seq, keys, tree, kv0, masked ATTUNE_MODS); /* 4 */
         online_softmax(s, m, l, factor, masked);                                    /* 5 */
-        MEET stage(inner, keys, V_TYPE, v, &args.v, &seq, v_scale, &seq.of->v_scale, ATTUNE_OPENCL_HAS_V_SCALE,
-                   HEAD_DIM_V);
-        MEET
-            /* 6: O += P V */
-            if (masked && has_non_finite(inner, HEAD_DIM_V)) multiply_weights_slow(sum, s, factor, inner, HEAD_DIM_V);
-        else multiply_weights(sum, s, factor, inner, HEAD_DIM_V);
+        MEET();
+        stage(inner, keys, V_TYPE, v, &args.v, &seq, v_scale, &seq.of->v_scale, ATTUNE_OPENCL_HAS_V_SCALE, HEAD_DIM_V);
+        MEET();
+        /* 6: O += P V */
+        if (masked && has_non_finite(inner, HEAD_DIM_V))
+            multiply_weights_slow(sum, s, factor, inner, HEAD_DIM_V);
+        else
+            multiply_weights(sum, s, factor, inner, HEAD_DIM_V);
+#if FOLDS
+        if (item.slot == ATTUNE_OPENCL_NO_SLOT && ((kv0 + BLOCK_N) % FOLDS == 0u || end - kv0 <= BLOCK_N)) {
+            fold_part(total, total_m, total_l, sum, m, l, has_sums);
+            has_sums = 1;
+        }
+#endif
     }
-    store_o(sum, m, l, &args, &coord, &seq, o, lse, row_max, sinks, workspace); /* 7 */
+    if (item.slot != ATTUNE_OPENCL_NO_SLOT)
+        store_partial(sum, m, l, &args, &coord, item.slot, workspace); /* 7 */
+#if FOLDS
+    else if (has_sums)
+        store_o(total, total_m, total_l, &args, &coord, &seq, o, lse, row_max, sinks, workspace); /* 7 */
+#endif
+    else
+        store_o(sum, m, l, &args, &coord, &seq, o, lse, row_max, sinks, workspace); /* 7 */
+}
+
+/* Merges the parts of a tile, from the first to the last. */
+__kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) void
+attune_serving_combine(ATTUNE_KERNEL_PARAMETERS ATTUNE_SERVING_PARAMETERS)
+{
+    sequence seq;
+    __global const attune_opencl_serving *serving = (__global const attune_opencl_serving *)(workspace + args.serving);
+    __global const attune_opencl_parts *of = &serving->parts;
+    __global const uint *from = (__global const uint *)(schedule + of->schedule);
+    const uint index = args.first + (uint)get_group_id(0), slots = of->slots;
+    const int in_list = index < min(vload4(0, from).y, slots / 2u);
+    const uint4 merge = vload4(in_list ? 1u + of->items + index : 0u, from);
+    /* A schedule may hold anything. */
+    const int valid = in_list && merge.x < tile_count(&args) && merge.z < slots;
+    const uint parts = valid ? min(merge.y, slots - merge.z) : 0u;
+    tile_coord coord = tile_coord_of(&args, valid ? merge.x : 0u);
+    seq.of = &serving->cache;
+    seq.b = coord.b;
+    begin_rows(&seq, args.q_len, q_start, count);
+    coord.queries = coord.q0 < seq.q_len ? min(args.q_step, seq.q_len - coord.q0) : 0u;
+    coord.rows = coord.heads * coord.queries;
+    coord.b = seq.batch;
+    const int aligned = ALIGNED || (args.flags & ATTUNE_OPENCL_ALIGNED_O) != 0u;
+    const uint groups = HEAD_DIM_V / 4u, end = parts ? coord.rows * groups : 0u;
+    for (uint i = (uint)get_local_id(0); i < end; i += THREADS) {
+        const uint row = i / groups, column = i % groups * 4u, row_h = row_head(&coord, row);
+        const uint row_q = seq.row0 + row_query(&coord, row);
+        float m = LOWEST, l = 0.0f;
+        float4 o_row = (float4)(0.0f);
+        for (uint part = 0u; part < parts; part++) {
+            const ulong at = (ulong)(merge.z + part) * BLOCK_M + row;
+            const float2 ml = vload2(at, (__global const float *)(workspace + args.partials_ml));
+            const float4 values = vload4(0, (__global const float *)(workspace + args.partials) + at * HEAD_DIM_V +
+                                                column);
+            const float top = fmax(m, ml.x);
+            const float before = exp2_row((m - top) * TO_LOG2), own = exp2_row((ml.x - top) * TO_LOG2);
+            m = part ? top : ml.x;
+            l = part ? FMA(ml.y, own, l * before) : ml.y;
+            o_row = part ? FMA(values, (float4)(own), o_row * before) : values;
+        }
+        float top = m;
+        const float2 sink = add_sink(&args, sinks, row_h, &top);
+        const float sum = l * sink.x + sink.y, scale = is_zero(sum) ? 0.0f : sink.x / sum;
+        if (column == 0u)
+            store_row_state(&args, &coord, workspace, lse, row_max, row_h, row_q, top, sum, m, l);
+        store_columns(&args, &coord, workspace, o, aligned, row_h, row_q, column,
+                      is_zero(scale) ? (float4)(0.0f) : o_row * scale);
+    }
 }

@@ -21,9 +21,16 @@
         __global const uchar *restrict kv_first, __global const uchar *restrict count,                                 \
         __global const uchar *restrict pages, __global const uchar *restrict pages_start,                              \
         __global const uchar *restrict tree, __global const uchar *restrict k_scale,                                   \
-        __global const uchar *restrict v_scale
+        __global const uchar *restrict v_scale, __global const uchar *restrict schedule
 
 #define NO_PAGE 0xffffffffu
+
+/* Where a workgroup has one item, it meets no other. */
+#if THREADS > 1u
+#define MEET() barrier(CLK_LOCAL_MEM_FENCE)
+#else
+#define MEET()
+#endif
 
 /* The rows of a sequence are those from row0 on of `batch` of q and o, and those from token0 on of all sequences'. Row
  * i is at q = position + i of the keys. */

@@ -92,29 +92,16 @@ static void set_arguments(attune__opencl_setter *setter, const attune_opencl_app
         attune__opencl_set_memory(setter, memory[i]);
 }
 
-/* The first launch has a row without heads. */
-static attune_status launch_nothing(attune__opencl_device *device, attune__opencl_kernel *kernel)
+attune_status attune__opencl_append_first(attune__opencl_device *device, attune__opencl_kernel *kernel)
 {
     static const attune__serving serving = {.packed = false};
     static const attune__forward forward = {.serving = &serving};
     static const attune__append call = {.forward = &forward};
+    /* A row without heads. */
     const attune_opencl_append a = {.rows = 1, .workgroups = 1, .cache = {.page = 1}};
     attune__opencl_setter setter = {.device = device, .kernel = kernel->handle};
     set_arguments(&setter, &a, &call);
     return attune__opencl_kernel_first(device, kernel, setter.error);
-}
-
-attune_status attune__opencl_append_build(attune__opencl_device *device, const attune__program_desc *desc,
-                                          attune__opencl_kernel *kernel)
-{
-    const attune_limits *limits = &device->base.info.limits;
-    const uint32_t most = limits->workgroup_invocations;
-    const uint32_t threads = attune__opencl_serving_width(limits) > 1 ? 1 : most < 64 ? most : 64;
-    attune__opencl_text text = {.file = "append.cl", .host = limits->host, .fma = device->fma};
-    attune__opencl_add_define(&text, "THREADS", threads);
-    attune__opencl_add_define(&text, "TYPE", 0);
-    ATTUNE__TRY(attune__opencl_kernel_build(device, &text, "attune_append", threads, desc->invocations, kernel));
-    return launch_nothing(device, kernel);
 }
 
 attune_status attune__opencl_append(const attune__program *program, attune_queue *queue, const attune__append *call,

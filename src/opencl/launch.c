@@ -10,8 +10,11 @@ typedef struct run {
     attune__opencl_program *program;
     const attune__forward *call;
     attune_opencl_arguments arguments;
-    uint64_t tiles;
-    uint64_t combine; /* workgroups; 0 = no splits */
+    uint64_t tiles;   /* or items of a schedule */
+    uint64_t combine; /* workgroups; 0 = no splits, or parts */
+    /* of a call over a cache that may have parts */
+    attune_opencl_parts parts;
+    const attune_buffer *schedule; /* the call's, or its workspace */
     double tile_flops;
 } run;
 
@@ -32,12 +35,11 @@ uint64_t attune__opencl_launch_most(const attune__opencl_device *device, uint64_
     return (workgroups + parts - 1) / parts;
 }
 
-static void cut(run *r, bool decode)
+static attune__partition partition_of(const attune__opencl_program *program, const attune__forward *call, bool decode)
 {
-    const attune__forward *call = r->call;
     const attune_mask *mask = call->mask;
-    const attune_plan_choice *choice = &r->program->choice;
-    const attune__partition c = attune__partition_make(&(attune__partition_desc){
+    const attune_plan_choice *choice = &program->choice;
+    return attune__partition_make(&(attune__partition_desc){
         .batch = call->batch,
         .heads = call->heads,
         .kv_heads = call->kv_heads,
@@ -48,10 +50,52 @@ static void cut(run *r, bool decode)
         .mask_q_block = mask ? mask->q_block : 0,
         .one_list = !mask || mask->stored_heads == 1,
     });
+}
+
+static void cut(run *r, bool decode)
+{
+    const attune__partition c = partition_of(r->program, r->call, decode);
     attune__opencl_arguments_cut(&c, &r->arguments);
     r->tiles = (uint64_t)c.items;
-    r->tile_flops = 2.0 * choice->block_m * (double)call->kv_len / r->arguments.splits *
+    r->tile_flops = 2.0 * r->program->choice.block_m * (double)r->call->kv_len / r->arguments.splits *
                     (r->program->shape.head_dim + r->program->shape.head_dim_v);
+}
+
+static void number_tiles(const attune__opencl_program *program, attune_opencl_arguments *arguments)
+{
+    arguments->q_chunks = (uint32_t)((program->shape.q_len + arguments->q_step - 1) / arguments->q_step);
+}
+
+void attune__opencl_tiles_describe(const attune__opencl_program *program, const attune__forward *call,
+                                   attune_opencl_arguments *arguments)
+{
+    const attune__partition c = partition_of(program, call, false);
+    attune__opencl_arguments_describe(call, 16, program->choice.block_n, 0, arguments);
+    attune__opencl_arguments_cut(&c, arguments);
+    number_tiles(program, arguments);
+}
+
+/* Of a call over a cache, after its tiles: where they may have parts, items of a schedule take their place. */
+static void cut_parts(run *r, uint64_t base)
+{
+    const attune__forward *call = r->call;
+    const attune__vulkan_parts *parts = &r->program->parts;
+    attune_opencl_arguments *a = &r->arguments;
+    a->partials = (int64_t)base;
+    a->partials_ml = (int64_t)(base + parts->partials);
+    a->serving = (int64_t)(base + parts->partials + parts->partials_ml + parts->schedule);
+    if (!attune__opencl_has_parts(r->program, call))
+        return;
+    const attune__serving *s = call->serving;
+    r->schedule = s->schedule ? s->schedule : call->workspace;
+    r->parts = attune__opencl_parts_describe(
+        r->program, s->schedule ? (int64_t)(attune__opencl_buffer_of(s->schedule)->offset + s->schedule_offset)
+                                : a->partials_ml + (int64_t)parts->partials_ml);
+    number_tiles(r->program, a);
+    const uint64_t items = r->tiles + parts->slots;
+    r->tile_flops *= (double)r->tiles / (double)items;
+    r->tiles = items < parts->items ? items : parts->items;
+    r->combine = parts->slots / 2;
 }
 
 static attune_status prepare(run *r, bool decode)
@@ -69,9 +113,12 @@ static attune_status prepare(run *r, bool decode)
         return ATTUNE_OK;
     const attune__opencl_buffer *workspace = attune__opencl_buffer_of(call->workspace);
     const uint64_t base = workspace->offset + call->workspace_offset;
+    if (call->serving) {
+        cut_parts(r, base);
+        return ATTUNE_OK;
+    }
     a->partials = (int64_t)base;
     a->score_table = (int64_t)(base + attune__split_size(&r->program->shape, a->splits, sizeof(float)));
-    a->serving = a->score_table;
     if (a->splits > 1) {
         const uint64_t threads = r->program->combine.threads, groups = rows * (uint64_t)call->v.size[3] / 4;
         a->partials_ml =
@@ -97,11 +144,13 @@ static void launch_all(run *r, const attune__opencl_kernel *kernel, uint64_t cou
     attune__opencl_setter setter = {.device = device, .kernel = kernel->handle};
     r->arguments.first = 0;
     attune__opencl_set_forward(&setter, &r->arguments, r->call);
-    if (r->call->serving) {
-        attune__opencl_serving_set(&setter, r->call->serving);
+    const bool over_cache = r->call->serving != NULL, merges = kernel == &r->program->combine;
+    if (over_cache)
+        attune__opencl_serving_set(&setter, r->call->serving, r->schedule);
+    if (over_cache && !merges)
         attune__opencl_set_captures(&setter, r->program->mask, r->call->serving->mask_captures);
-    }
-    attune__opencl_set_captures(&setter, r->program->score, r->call->captures);
+    if (!over_cache || !merges)
+        attune__opencl_set_captures(&setter, r->program->score, r->call->captures);
     for (uint64_t first = 0; first < count; first += most) {
         if (first) {
             r->arguments.first = (uint32_t)first;
@@ -123,6 +172,7 @@ static void copy_tables(const run *r, attune__opencl_call *commands)
     attune_opencl_table table;
     if (call->serving) {
         attune__opencl_serving_describe(call, &serving.cache);
+        serving.parts = r->parts;
         if (program->mask)
             attune__opencl_table_of(call, program->mask, call->serving->mask_captures, call->serving->mask_parameters,
                                     NULL, &serving.mask);
@@ -142,6 +192,8 @@ static void enqueue(run *r, attune__opencl_call *commands)
     const attune__opencl_program *program = r->program;
     attune__opencl_device *device = attune__opencl_of(program->base.device);
     copy_tables(r, commands);
+    if (r->parts.items && !r->call->serving->schedule)
+        attune__opencl_schedule_launch(r->program, r->call, &r->arguments, &r->parts, r->schedule, commands);
     const uint64_t most = attune__opencl_launch_most(device, r->tiles, r->tile_flops);
     launch_all(r, forward_kernel(r), r->tiles, most, commands);
     if (r->combine)

@@ -11,7 +11,7 @@
  *     launch.c    the hot call                backward.c   the backward pass
  *     merge.c     merges partial results      mask_update.c  masks computed from a tensor
  *     serving.c   the cache of a call         append.c    new rows of a cache
- *     result.c    errors
+ *     schedule.c  its division                result.c    errors
  *
  * Kernels get memory objects and 64-bit offsets. clSetKernelArg is not thread-safe for one kernel object: a program's
  * lock is held from the first argument to the launch.
@@ -138,6 +138,9 @@ attune_status attune__opencl_forward(const attune__program *program, attune_queu
                                      uint64_t *value);
 attune_status attune__opencl_decode(const attune__program *program, attune_queue *queue, const attune__forward *call,
                                     uint64_t *value);
+uint64_t attune__opencl_schedule_size(const attune__program *program);
+attune_status attune__opencl_schedule(const attune__program *program, attune_queue *queue, const attune__forward *call,
+                                      uint64_t *value);
 attune_status attune__opencl_append(const attune__program *program, attune_queue *queue, const attune__append *call,
                                     uint64_t *value);
 attune_status attune__opencl_backward(const attune__program *program, attune_queue *queue, const attune__backward *call,

@@ -153,8 +153,9 @@ static attune_status build_lanes(attune__opencl_device *device, const attune__pr
 
 /* Likewise, and of any type of keys and values. */
 static attune_status build_serving(attune__opencl_device *device, const attune__program_desc *desc,
-                                   attune__opencl_kernel *kernel)
+                                   attune__opencl_program *program)
 {
+    attune__opencl_kernel *kernel = &program->forward;
     const attune_plan_choice *c = desc->choice;
     attune__opencl_text text = begin_text(device, desc, "serving.cl", c->workgroup_invocations, false);
     attune__lanes_layout layout;
@@ -164,10 +165,22 @@ static attune_status build_serving(attune__opencl_device *device, const attune__
     if (why)
         return attune__fail(ATTUNE_INTERNAL, "%s: BLOCK_M %u x BLOCK_N %u: %s", c->kernel, c->block_m, c->block_n, why);
     add_lanes(&layout, &text);
+    /* A sequence has the same bits alone and among others if it is summed in the same parts. */
+    const bool folds = desc->shape->kv_len > desc->shape->split_keys;
+    attune__opencl_add_define(&text, "FOLDS", folds ? desc->shape->split_keys : 0);
+    program->parts = attune__vulkan_parts_make(desc->shape, &device->base.info.limits, c->block_m);
     ATTUNE__TRY(attune__opencl_kernel_build(device, &text, "attune_serving", c->workgroup_invocations,
                                             desc->invocations, kernel));
-    attune__opencl_setter setter = set_nothing(device, kernel);
-    attune__opencl_serving_set(&setter, NULL);
+    attune__opencl_setter setter;
+    if (program->parts.slots) {
+        ATTUNE__TRY(attune__opencl_kernel_also(device, kernel, "attune_serving_combine", c->workgroup_invocations,
+                                               &program->combine));
+        setter = set_nothing(device, &program->combine);
+        attune__opencl_serving_set(&setter, NULL, NULL);
+        ATTUNE__TRY(attune__opencl_kernel_first(device, &program->combine, setter.error));
+    }
+    setter = set_nothing(device, kernel);
+    attune__opencl_serving_set(&setter, NULL, NULL);
     attune__opencl_set_captures(&setter, desc->mask, NULL);
     attune__opencl_set_captures(&setter, desc->score, NULL);
     return attune__opencl_kernel_first(device, kernel, setter.error);
@@ -189,8 +202,8 @@ static attune_status build_all(attune__opencl_device *device, const attune__prog
     if (desc->choice->direction == ATTUNE_BACKWARD)
         return attune__opencl_backward_build(device, desc, program);
     if (desc->shape->tokens) {
-        ATTUNE__TRY(attune__opencl_append_build(device, desc, &program->append));
-        return build_serving(device, desc, &program->forward);
+        ATTUNE__TRY(attune__opencl_step_build(device, desc, program));
+        return build_serving(device, desc, program);
     }
     const bool lanes = !strcmp(desc->choice->kernel, "opencl_lanes");
     if (lanes)
@@ -242,6 +255,7 @@ void attune__opencl_program_destroy(attune__program *program)
     attune__opencl_kernel_release(device, &mine->aligned);
     attune__opencl_kernel_release(device, &mine->combine);
     attune__opencl_kernel_release(device, &mine->append);
+    attune__opencl_kernel_release(device, &mine->schedule);
     attune__opencl_kernel_release(device, &mine->keys);
     attune__opencl_kernel_release(device, &mine->keys_aligned);
     attune__opencl_kernel_release(device, &mine->delta);

@@ -94,8 +94,10 @@ typedef struct attune__opencl_program {
     pthread_mutex_t lock;     /* of the kernels' arguments */
     attune__opencl_kernel forward;
     attune__opencl_kernel aligned; /* for calls whose tensors are; none: forward serves them */
-    attune__opencl_kernel combine; /* none: no splits */
-    attune__opencl_kernel append;  /* of a plan over a cache */
+    attune__opencl_kernel combine; /* none: no splits, or parts over a cache */
+    /* of a plan over a cache */
+    attune__vulkan_parts parts;
+    attune__opencl_kernel append, schedule;
     /* backward: forward and aligned give dQ, and gradients of captures */
     const attune__gradient *gradient; /* borrowed likewise */
     attune__opencl_kernel keys, keys_aligned, delta;
@@ -159,13 +161,34 @@ void attune__opencl_set_captures(attune__opencl_setter *setter, const attune_exp
 /* What a call over a cache reads besides, without the tables of the expressions. */
 void attune__opencl_serving_describe(const attune__forward *call, attune_opencl_cache *cache);
 /* The arguments after attune__opencl_set_forward's; NULL: of the launch with nothing to do. */
-void attune__opencl_serving_set(attune__opencl_setter *setter, const attune__serving *serving);
+void attune__opencl_serving_set(attune__opencl_setter *setter, const attune__serving *serving,
+                                const attune_buffer *schedule);
 
 /* -------------------------------------------------------------------------------------------------------- append.c */
 
-attune_status attune__opencl_append_build(attune__opencl_device *device, const attune__program_desc *desc,
-                                          attune__opencl_kernel *kernel);
+/* The first launch, of a row without heads. */
+attune_status attune__opencl_append_first(attune__opencl_device *device, attune__opencl_kernel *kernel);
 
+/* ------------------------------------------------------------------------------------------------------ schedule.c */
+
+/* The kernels that all plans over a cache share. */
+attune_status attune__opencl_step_build(attune__opencl_device *device, const attune__program_desc *desc,
+                                        attune__opencl_program *program);
+/* Whether tiles of the call may have parts: its cache has more keys than two. */
+bool attune__opencl_has_parts(const attune__opencl_program *program, const attune__forward *call);
+/* `schedule`: its offset in its object. */
+attune_opencl_parts attune__opencl_parts_describe(const attune__opencl_program *program, int64_t schedule);
+/* Under the program's lock; `tiles` has those of the call, numbered as the plan's. */
+void attune__opencl_schedule_launch(attune__opencl_program *program, const attune__forward *call,
+                                    const attune_opencl_arguments *tiles, const attune_opencl_parts *parts,
+                                    const attune_buffer *schedule, attune__opencl_call *commands);
+
+/* -------------------------------------------------------------------------------------------------------- launch.c */
+
+/* The sizes and tiles of a call with parts. Tiles are numbered by the plan's rows: the calls that share a schedule may
+ * have other rows of q. */
+void attune__opencl_tiles_describe(const attune__opencl_program *program, const attune__forward *call,
+                                   attune_opencl_arguments *arguments);
 /* The work of one launch, so that no driver's watchdog takes a long call for a hung one: a tenth of a second at 4
  * GFLOP/s of each compute unit, which phones reach, half at 40 of a card's. */
 double attune__opencl_launch_flops(const attune__opencl_device *device);

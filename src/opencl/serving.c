@@ -42,7 +42,8 @@ void attune__opencl_serving_describe(const attune__forward *call, attune_opencl_
     cache->has = has;
 }
 
-void attune__opencl_serving_set(attune__opencl_setter *setter, const attune__serving *serving)
+void attune__opencl_serving_set(attune__opencl_setter *setter, const attune__serving *serving,
+                                const attune_buffer *schedule)
 {
     static const attune__serving none = {.packed = false};
     const attune__serving *s = serving ? serving : &none;
@@ -55,4 +56,5 @@ void attune__opencl_serving_set(attune__opencl_setter *setter, const attune__ser
     attune__opencl_set_memory(setter, s->tree.buffer);
     attune__opencl_set_memory(setter, s->k_scale.buffer);
     attune__opencl_set_memory(setter, s->v_scale.buffer);
+    attune__opencl_set_memory(setter, schedule);
 }

@@ -199,6 +199,9 @@ static const char *serving_reject_tile(const attune__search *search, const attun
     const char *why = attune__reject_numbers(search, tile, 0, 128, option);
     if (why)
         return why;
+    *option = ATTUNE__BLOCK_N;
+    if (search->shape->split_keys % tile->value[ATTUNE__BLOCK_N])
+        return "it must divide problem.split_keys";
     *option = tile->value[ATTUNE__BLOCK_N] < 4 ? ATTUNE__BLOCK_N : ATTUNE__BLOCK_M;
     why = serving_layout(search, tile, &l);
     if (why || serving_loops_fit(search, tile, &l))
@@ -220,6 +223,7 @@ const attune__family attune__opencl_serving = {
     .sinks = true,
     .serving = true,
     .serving_only = true,
+    .fixed_splits = true,
     .wide_heads = true,
     .dtypes = ATTUNE__CACHE_DTYPES,
     .mixes = 1u << ATTUNE__PASS_FORWARD,

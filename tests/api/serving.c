@@ -214,11 +214,7 @@ Test(serving, problems)
         OK(attune_plan_choose(&profile.limits, &problem, NULL, &choice));
         cr_expect_str_eq(choice.kernel, kernels[i][1]);
         problem.split_keys = 256;
-        if (i)
-            EXPECT(attune_plan_choose(&profile.limits, &problem, NULL, &choice), ATTUNE_UNSUPPORTED,
-                   "problem.split_keys");
-        else
-            OK(attune_plan_choose(&profile.limits, &problem, NULL, &choice));
+        OK(attune_plan_choose(&profile.limits, &problem, NULL, &choice));
     }
     OK(attune_profile_find("rusticl", &profile));
     s.problem.kv_len = 100000;

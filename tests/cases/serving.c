@@ -853,26 +853,6 @@ static void run_case(attune_instance *instance, attune_device *device, const ser
     undraw(&s);
 }
 
-/* A plan that the device refuses, for a reason that is said. */
-static void check_refusal(attune_device *device, const serving_case *c)
-{
-    const attune_problem problem = {.struct_size = sizeof problem,
-                                    .head_dim = (uint32_t)c->d,
-                                    .batch = 1,
-                                    .heads = c->heads,
-                                    .kv_heads = c->kv_heads,
-                                    .q_len = 1,
-                                    .kv_len = 1024,
-                                    .tokens = 1,
-                                    .page = c->page,
-                                    .split_keys = 256};
-    attune_kernel_options options = {.struct_size = sizeof options};
-    OK(attune_kernel_options_parse(c->options, &options));
-    attune_plan *plan = NULL;
-    cr_expect_eq(attune_plan_create(device, &problem, &options, &plan), ATTUNE_UNSUPPORTED);
-    cr_expect(strstr(attune_last_error(), "problem.split_keys"), "%s", attune_last_error());
-}
-
 /* Cases one after another, each of one type; `most` of them in a sampled run. */
 static void run_some(const char *backend, const char *kernel, uint64_t most)
 {
@@ -890,10 +870,7 @@ static void run_some(const char *backend, const char *kernel, uint64_t most)
             c.options = kernel;
         if (!test_part(i))
             continue;
-        if (c.flags & SPLIT && !strcmp(backend, "opencl"))
-            check_refusal(device, &c);
-        else
-            run_case(instance, device, &c, dtypes[i % 3], i);
+        run_case(instance, device, &c, dtypes[i % 3], i);
     }
     attune_device_destroy(device);
     attune_instance_destroy(instance);
@@ -912,6 +889,22 @@ Test(serving_cases, vulkan_subgroup)
 Test(serving_cases, opencl)
 {
     run_some("opencl", "{\"KERNEL\": \"opencl_serving\"}", 4);
+}
+
+/* Small enough for an interpreter of kernels (.ci/opencl): keys in parts, with a schedule of the step and the call's
+ * own. */
+Test(serving_cases, opencl_small)
+{
+    static const int64_t lengths[][2] = {{1, 600}, {2, 520}, {1, 9}, {-1}};
+    static const serving_case small = {"small", 2,    1, 16, 16, 8, CAUSAL, NULL, SPLIT | SINKS | LIST,
+                                       lengths, NULL, 0, 0,  0};
+    attune_instance *instance;
+    OK(attune_instance_create(NULL, &instance));
+    attune_device *device = device_or_skip(instance, "opencl");
+    for (uint64_t seed = 0; seed < 2; seed++)
+        run_case(instance, device, &small, ATTUNE_F32, seed);
+    attune_device_destroy(device);
+    attune_instance_destroy(instance);
 }
 
 /* What the kernels of CUDA refuse: a part of the reason. */
@@ -1025,6 +1018,7 @@ typedef struct many {
     float q[MANY_TOKENS * 4 * 32], pool[2 * MANY_PAGES * 2 * 16 * 32], o[MANY_TOKENS * 4 * 32];
     attune_buffer *buffers[8], *workspace, *schedule;
     uint32_t buffer_count;
+    bool copies; /* the device does not read the host's memory */
     attune_cache cache;
     attune_batch batch;
     attune_forward_args args;
@@ -1037,7 +1031,11 @@ static attune_tensor wrapped(many *m, void *data, attune_dtype dtype, uint32_t r
     uint64_t bytes = attune_dtype_size(dtype);
     for (uint32_t i = 0; i < rank; i++)
         bytes *= (uint64_t)t.size[i];
-    OK(attune_buffer_wrap(m->device, data, bytes, &m->buffers[m->buffer_count]));
+    if (m->copies) {
+        OK(attune_buffer_create(m->device, bytes, &m->buffers[m->buffer_count]));
+        OK(attune_buffer_write(m->buffers[m->buffer_count], 0, data, bytes));
+    } else
+        OK(attune_buffer_wrap(m->device, data, bytes, &m->buffers[m->buffer_count]));
     t.buffer = m->buffers[m->buffer_count++];
     return t;
 }
@@ -1062,13 +1060,14 @@ static void many_lengths(many *m, random_state *r)
     cr_assert(m->q_start[MANY] <= MANY_TOKENS);
 }
 
-static void many_create(many *m, uint32_t threads)
+static void many_create(many *m, const char *backend, uint32_t threads)
 {
     memset(m, 0, sizeof *m);
     random_state r = {test_seed()};
     const attune_instance_desc desc = {.struct_size = sizeof desc, .cpu_threads = threads};
     OK(attune_instance_create(&desc, &m->instance));
-    OK(attune_device_open(m->instance, "cpu", &m->device));
+    m->device = device_or_skip(m->instance, backend);
+    m->copies = strcmp(backend, "cpu") != 0;
     for (size_t i = 0; i < sizeof m->q / sizeof m->q[0]; i++)
         m->q[i] = (float)random_normal(&r);
     for (size_t i = 0; i < sizeof m->pool / sizeof m->pool[0]; i++)
@@ -1117,55 +1116,80 @@ static void many_destroy(many *m)
     attune_instance_destroy(m->instance);
 }
 
-static void many_run(many *m)
+static void many_write(const many *m, const attune_tensor *tensor, const void *data, uint64_t bytes)
 {
-    memset(m->o, 0xff, sizeof m->o);
-    OK(attune_forward(m->plan, attune_device_queue(m->device), &m->args, NULL));
+    if (m->copies)
+        OK(attune_buffer_write(tensor->buffer, 0, data, bytes));
 }
 
-/* A sequence has the same bits alone and in a batch, on any number of threads, with a schedule of the step or the
- * call's own, and whether shared keys are named. */
-Test(serving_bits, batch_threads_schedule_and_prefix)
+static void many_run(many *m)
+{
+    attune_completion done;
+    memset(m->o, 0xff, sizeof m->o);
+    many_write(m, &m->args.o, m->o, sizeof m->o);
+    OK(attune_forward(m->plan, attune_device_queue(m->device), &m->args, &done));
+    OK(attune_completion_wait(done, UINT64_MAX));
+    if (m->copies)
+        OK(attune_buffer_read(m->args.o.buffer, 0, m->o, sizeof m->o));
+}
+
+/* A sequence has the same bits alone and in a batch, with a schedule of the step or the call's own, and whether shared
+ * keys are named; those of the first run. */
+static void run_bits(const char *backend, uint32_t threads, bool first_run)
 {
     static many m;
     static float expected[sizeof m.o / sizeof m.o[0]];
-    for (uint32_t threads = 1; threads < 6; threads += 2) {
-        many_create(&m, threads);
+    many_create(&m, backend, threads);
+    many_run(&m);
+    if (first_run)
+        memcpy(expected, m.o, sizeof expected);
+    cr_expect_eq(memcmp(m.o, expected, sizeof expected), 0, "%u threads", threads);
+    const attune_tensor shared = wrapped(&m, m.shared, ATTUNE_I32, 1, MANY, 0, 0, 0);
+    m.batch.shared = shared;
+    many_run(&m);
+    cr_expect_eq(memcmp(m.o, expected, sizeof expected), 0, "%u threads, shared keys", threads);
+    /* The schedule of other lengths first, in the same memory. */
+    m.args.schedule = m.schedule;
+    int32_t kept[MANY + 1];
+    memcpy(kept, m.q_start, sizeof kept);
+    for (int b = 0; b <= MANY; b++)
+        m.q_start[b] = b * 20;
+    many_write(&m, &m.batch.q_start, m.q_start, sizeof m.q_start);
+    attune_completion done;
+    OK(attune_schedule(m.plan, attune_device_queue(m.device), &m.args, &done));
+    OK(attune_completion_wait(done, UINT64_MAX));
+    memcpy(m.q_start, kept, sizeof kept);
+    many_write(&m, &m.batch.q_start, m.q_start, sizeof m.q_start);
+    many_run(&m); /* stale: anything, within bounds */
+    OK(attune_schedule(m.plan, attune_device_queue(m.device), &m.args, NULL));
+    for (int layer = 0; layer < 2; layer++) {
         many_run(&m);
-        if (threads == 1)
-            memcpy(expected, m.o, sizeof expected);
-        cr_expect_eq(memcmp(m.o, expected, sizeof expected), 0, "%u threads", threads);
-        const attune_tensor shared = wrapped(&m, m.shared, ATTUNE_I32, 1, MANY, 0, 0, 0);
-        m.batch.shared = shared;
-        many_run(&m);
-        cr_expect_eq(memcmp(m.o, expected, sizeof expected), 0, "%u threads, shared keys", threads);
-        /* The schedule of other lengths first, in the same memory. */
-        m.args.schedule = m.schedule;
-        int32_t kept[MANY + 1];
-        memcpy(kept, m.q_start, sizeof kept);
-        for (int b = 0; b <= MANY; b++)
-            m.q_start[b] = b * 20;
-        OK(attune_schedule(m.plan, attune_device_queue(m.device), &m.args, NULL));
-        memcpy(m.q_start, kept, sizeof kept);
-        many_run(&m); /* stale: anything, within bounds */
-        OK(attune_schedule(m.plan, attune_device_queue(m.device), &m.args, NULL));
-        for (int layer = 0; layer < 2; layer++) {
-            many_run(&m);
-            cr_expect_eq(memcmp(m.o, expected, sizeof expected), 0, "%u threads, a schedule", threads);
-        }
-        m.args.schedule = NULL;
-        m.batch.shared.buffer = NULL;
-        /* One at a time: few items, whose keys are split. */
-        m.batch.kv_len.size[0] = 1;
-        m.batch.q_start.size[0] = 2;
-        for (int b = 0; b < MANY; b++) {
-            m.batch.kv_len.offset = m.batch.q_start.offset = (uint64_t)b * 4;
-            m.cache.pages.size[0] = 1;
-            m.cache.pages.offset = (uint64_t)b * sizeof m.table[0];
-            many_run(&m);
-            const size_t first = (size_t)m.q_start[b] * 128, count = (size_t)(m.q_start[b + 1] - m.q_start[b]) * 128;
-            cr_expect_eq(memcmp(m.o + first, expected + first, count * sizeof *expected), 0, "sequence %d alone", b);
-        }
-        many_destroy(&m);
+        cr_expect_eq(memcmp(m.o, expected, sizeof expected), 0, "%u threads, a schedule", threads);
     }
+    m.args.schedule = NULL;
+    m.batch.shared.buffer = NULL;
+    /* One at a time: few items, whose keys are split. */
+    m.batch.kv_len.size[0] = 1;
+    m.batch.q_start.size[0] = 2;
+    for (int b = 0; b < MANY; b++) {
+        m.batch.kv_len.offset = m.batch.q_start.offset = (uint64_t)b * 4;
+        m.cache.pages.size[0] = 1;
+        m.cache.pages.offset = (uint64_t)b * sizeof m.table[0];
+        many_run(&m);
+        const size_t first = (size_t)m.q_start[b] * 128, count = (size_t)(m.q_start[b + 1] - m.q_start[b]) * 128;
+        cr_expect_eq(memcmp(m.o + first, expected + first, count * sizeof *expected), 0, "sequence %d alone", b);
+    }
+    many_destroy(&m);
+}
+
+/* On any number of threads, too. */
+Test(serving_bits, batch_threads_schedule_and_prefix)
+{
+    for (uint32_t threads = 1; threads < 6; threads += 2)
+        run_bits("cpu", threads, threads == 1);
+}
+
+Test(serving_bits, opencl)
+{
+    run_bits("opencl", 1, true);
 }

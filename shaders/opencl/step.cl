@@ -1,0 +1,6 @@
+/* SPDX-License-Identifier: MIT */
+/* What a step over a cache launches once for all layers or writes for one: no kernel here knows a plan's sizes, types
+ * or expressions, so that all plans share the program. */
+#define ATTUNE_CACHE_SPACE /* the cache is in the arguments */
+#include "append.cl"
+#include "schedule.cl"
