@@ -223,6 +223,8 @@ void compare_write_line(const char *name, const comparison *c, const char *note,
         (void)snprintf(change, sizeof change, "%+.1f%%", 100 * c->change);
     if (c->p >= 0)
         (void)snprintf(p, sizeof p, "%.4f", c->p);
+    if (!*note && c->verdict == COMPARE_UNKNOWN && c->base > 0 && c->now > 0)
+        note = " (too few samples to decide: --repetitions 9)";
     (void)fprintf(out,
                   format == REPORT_MARKDOWN ? "| %s | %s | %s | %s | %s | %s%s |\n"
                   : format == REPORT_CSV    ? "%s,%s,%s,%s,%s,%s%s\n"

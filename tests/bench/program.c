@@ -736,6 +736,7 @@ Test(program, reports)
     expect("report a.json b.json", 1, "only in the baseline");
     /* One sample of each decides nothing; a file with many does. */
     expect("report a.json slow.json --fail-on-slower", 0, "2 unknown");
+    cr_expect(strstr(output, "???? (too few samples to decide: --repetitions 9)"), "%s", output);
     snprintf(command, sizeof command, "report '%s/bench/results/h200-2026-11-22.json' -o /dev/full",
              getenv("ATTUNE_SOURCE"));
     expect(command, 1, "No space");
