@@ -9,6 +9,7 @@ left out.
     tests/mutate.py --path src/mask --count 20       of one folder or file
     tests/mutate.py --path src/plan/partition.c --list     the mutants, by number, without running any
     tests/mutate.py --path src/plan/partition.c --only 3,7
+    tests/mutate.py --count 120 --from 40            a run that was cut short after 40, continued on the same tree
     tests/mutate.py --only 3,7 --sanitize            under the address and undefined behaviour sanitizers
 """
 import argparse
@@ -204,6 +205,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--count', type=int, default=120, help='how many mutants (120)')
     parser.add_argument('--seed', type=int, default=1)
+    parser.add_argument('--from', type=int, default=0, dest='begin', metavar='N', help='leave out the first N of the random choice')
     parser.add_argument('--path', action='append', help='a file or folder below src/; may be given again')
     parser.add_argument('--list', action='store_true', help='print the mutants and their numbers, run none')
     parser.add_argument('--only', help='numbers from --list, separated by commas, instead of a random choice')
@@ -230,7 +232,7 @@ def main():
     if args.only:
         chosen = [int(n) for n in args.only.split(',')]
     else:
-        chosen = random.Random(args.seed).sample(range(len(mutants)), min(args.count, len(mutants)))
+        chosen = random.Random(args.seed).sample(range(len(mutants)), min(args.count, len(mutants)))[max(args.begin, 0):]
 
     folders = [Folder(args.folder / str(i), args.sanitize) for i in range(args.jobs)]
 

@@ -63,6 +63,28 @@ static bool draw_float(const case_suite *s, uint64_t number, case_job *job)
     return made;
 }
 
+/* Of a partial tile the last row, which a product of matrices takes alone, begins in a later panel, or block. */
+static bool make_last_row(const case_suite *s, uint32_t row, uint32_t variant, case_job *job)
+{
+    static const attention_case cases[] = {{.name = "last_row_later_panel",
+                                            .kv_len = 256,
+                                            .mask = "q < 96 || kv >= 16",
+                                            .kv_block = 256,
+                                            .options = "{\"BLOCK_M\": 128, \"BLOCK_N\": 256}"},
+                                           {.name = "last_row_later_block",
+                                            .kv_len = 512,
+                                            .mask = "q < 96 || kv >= 32",
+                                            .kv_block = 512,
+                                            .options = "{\"BLOCK_M\": 128, \"BLOCK_N\": 512}"}};
+    job->c = cases[variant / s->dtype_count];
+    job->c.batch = job->c.kv_batch = job->c.heads = job->c.kv_heads = 1;
+    job->c.q_len = 97;
+    job->c.head_dim = 32;
+    job->seed = test_seed() + row + variant;
+    job->dtype = s->dtypes[variant % s->dtype_count];
+    return true;
+}
+
 static const attune_dtype dtypes[] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16, ATTUNE_F64};
 static const attune_dtype half_dtypes[] = {ATTUNE_F16, ATTUNE_BF16};
 static const attune_dtype matrix_dtypes[] = {ATTUNE_F16, ATTUNE_F32}; /* of Q */
@@ -80,6 +102,13 @@ static const case_suite forward_tiles = {.backend = "cpu",
                                          .sample = 60,
                                          .draw = draw,
                                          .random = 60};
+
+static const case_suite last_row_tiles = {.backend = "cpu",
+                                          .prepare = matrix_model_install,
+                                          .dtypes = half_dtypes,
+                                          .dtype_count = 2,
+                                          .row = make_last_row,
+                                          .variants = 4};
 
 /* The CPU's products in float, where the processor has others for the dtype. */
 static const case_suite forward_float = {
@@ -140,6 +169,12 @@ static const case_suite forward_opencl = {.backend = "opencl",
     ROW_TEST(forward_opencl, name)
 #include "cases/table.h"
 #undef ROW
+
+static const case_row last_row = {&last_row_tiles, 0};
+Test(forward_tiles, last_row, .data = (void *)&last_row)
+{
+    case_suite_row(&last_row);
+}
 
 Test(forward_random, cpu)
 {
