@@ -23,7 +23,9 @@ PFN_vkGetInstanceProcAddr attune__vulkan_library_open(const char *name, void **l
     char why[256];
     *library = attune__library_open(file, 0, why, sizeof why);
     if (!*library) {
-        snprintf(reason, reason_size, "the Vulkan loader cannot be opened: %s", why);
+        snprintf(reason, reason_size,
+                 "the Vulkan loader (Debian: libvulkan1) and a driver, NVIDIA's or mesa-vulkan-drivers, are needed: %s",
+                 why);
         return NULL;
     }
     PFN_vkGetInstanceProcAddr get;

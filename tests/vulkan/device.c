@@ -141,6 +141,7 @@ static void expect_unavailable(const attune__vulkan_hooks *hooks, const char *wo
 Test(device, no_loader)
 {
     expect_unavailable(&(attune__vulkan_hooks){.library = "libvulkan-that-is-not-here.so.1"}, "libvulkan-that-is-not");
+    expect_unavailable(&(attune__vulkan_hooks){.library = "libvulkan-that-is-not-here.so.1"}, "Debian: libvulkan1");
 }
 
 Test(device, a_library_that_is_no_loader)
