@@ -412,7 +412,7 @@ def test_streams_and_graphs():
 
 def allocated(run):
     """The most bytes that PyTorch's allocator on the CPU had given out during a call, beyond those before it."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profile:
         run()
     now = most = 0
     for event in sorted((e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"), key=lambda e: e.start_ns()):
@@ -436,3 +436,23 @@ def test_memory_of_a_step():
     o, lse, gradients = q.numel() * 4, 8 * 512 * 4, sum(x.numel() for x in leaves) * 4
     assert forward[1] == o + lse and o + lse <= forward[0] <= o + lse + plans["forward"].workspace_size + 1024
     assert backward[1] <= gradients and gradients <= backward[0] <= gradients + plans["backward"].workspace_size + 1024
+
+
+@pytest.mark.parametrize("dtype, name", [(torch.float8_e4m3fn, "f8e4m3"), (torch.float8_e5m2, "f8e5m2"), (torch.int8, "i8")])
+def test_quantised_cache_of_tensors(dtype, name):
+    """A pool of PyTorch's own f8, or i8, by DLPack: what append writes is what PyTorch reads, and what forward computes with."""
+    device, causal = attune.Device("cpu"), attune.Expr("mask", "q >= kv")
+    plan = attune.Plan(device, attune.Problem(head_dim=32, heads=4, kv_heads=2, q_len=6, kv_len=8, tokens=6, page=4, kv_dtype=name, mask=causal))
+    pools = [torch.zeros(3, 2, 4, 32, dtype=dtype) for _ in range(2)]
+    factors = [torch.zeros(3, 2, 4) for _ in range(2)]
+    cache = attune.Cache(*pools, pages=torch.tensor([[2, 0]], dtype=torch.int32), k_scale=factors[0], v_scale=factors[1])
+    batch = attune.Batch(torch.tensor([6], dtype=torch.int32), q_start=torch.tensor([0, 6], dtype=torch.int32))
+    q, k, v = torch.randn(6, 4, 32), torch.randn(6, 2, 32), torch.randn(6, 2, 32)
+    plan.append(cache, k, v, batch=batch)
+    o = plan.forward(q, cache=cache, batch=batch).o
+    read = [(pool.double() * factor[..., None])[[2, 0]].transpose(0, 1).reshape(2, 8, 32)[:, :6] for pool, factor in zip(pools, factors)]
+    for got, wanted in zip(read, (k, v)):
+        assert (got - wanted.transpose(0, 1)).abs().max() < {"f8e4m3": 0.15, "f8e5m2": 0.3, "i8": 0.02}[name]
+    keys, values = (x.repeat_interleave(2, 0) for x in read)
+    expected = torch.nn.functional.scaled_dot_product_attention(q.double().transpose(0, 1), keys, values, is_causal=True)
+    assert (o.transpose(0, 1) - expected).abs().max() < 1e-5
