@@ -227,6 +227,11 @@ Test(distributed_decode, vulkan)
     run_devices("vulkan", "vulkan", "vulkan");
 }
 
+Test(distributed_decode, cuda)
+{
+    run_devices("cuda", "cuda", "cuda");
+}
+
 Test(distributed_decode, opencl)
 {
     run_devices("opencl", "opencl", "opencl");
@@ -235,6 +240,12 @@ Test(distributed_decode, opencl)
 Test(distributed_decode, mixed_devices)
 {
     run_devices("cpu", "vulkan", "opencl");
+}
+
+Test(distributed_decode, model, .timeout = 3000)
+{
+    model_or_skip();
+    run_devices("cuda", "cpu", "cuda");
 }
 
 /* Every rank returns an error, and none waits for it. */

@@ -84,6 +84,11 @@ Test(distributed_devices, vulkan)
     run_rows(BACKENDS("vulkan", "vulkan", "vulkan"));
 }
 
+Test(distributed_devices, cuda)
+{
+    run_rows(BACKENDS("cuda", "cuda", "cuda"));
+}
+
 Test(distributed_devices, opencl)
 {
     run_rows(BACKENDS("opencl", "opencl", "opencl"));
@@ -99,6 +104,13 @@ Test(distributed_devices, a_rank_fails, .timeout = 500)
     for (uint32_t r = 0; r < 4; r++)
         cr_expect_eq(s.status[r], r == 1 ? ATTUNE_IO : ATTUNE_UNAVAILABLE, "rank %u: %s", r, s.message[r]);
     sharing_close(&s);
+}
+
+/* The CUDA kernels of two ranks on the CPU (docs/model.md), beside a CPU. */
+Test(distributed_devices, model, .timeout = 3000)
+{
+    model_or_skip();
+    run_rows(BACKENDS("cuda", "cpu", "cuda"));
 }
 
 /* With 2 ranks the first two. */

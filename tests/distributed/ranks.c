@@ -8,67 +8,37 @@ void rank_group_init(rank_group *group, uint32_t size)
 {
     memset(group, 0, sizeof *group);
     group->size = size;
-    pthread_mutex_init(&group->lock, NULL);
-    pthread_cond_init(&group->moved, NULL);
-    for (uint32_t r = 0; r < size; r++)
-        group->ends[r] = (struct rank_end){.group = group, .rank = r};
+    pthread_mutex_init(&group->turn, NULL);
+    if (size > MOST_RANKS || attune_threads_init(&group->threads, size) != ATTUNE_OK)
+        abort();
+    for (uint32_t r = 0; r < size; r++) {
+        group->ends[r].group = group;
+        attune_threads_transport(&group->threads, r, &group->ends[r].shared);
+    }
 }
 
 void rank_group_finish(rank_group *group)
 {
-    pthread_mutex_destroy(&group->lock);
-    pthread_cond_destroy(&group->moved);
+    attune_threads_finish(&group->threads);
+    pthread_mutex_destroy(&group->turn);
 }
 
-/* Other ranks' memory may be read from here to leave(). After an abort nobody begins, and nobody returns to where its
- * memory is freed before all that have begun are done. */
-static bool enter(rank_group *group)
+static void take_turn(rank_group *group)
 {
-    pthread_mutex_lock(&group->lock);
-    const bool may = !group->aborted;
-    group->readers += may;
-    pthread_mutex_unlock(&group->lock);
-    return may;
+    if (group->in_turn)
+        pthread_mutex_lock(&group->turn);
 }
 
-static void leave(rank_group *group)
+static void end_turn(rank_group *group)
 {
-    pthread_mutex_lock(&group->lock);
-    group->readers--;
-    pthread_cond_broadcast(&group->moved);
-    pthread_mutex_unlock(&group->lock);
-}
-
-static void wait_for_readers(rank_group *group)
-{
-    while (group->readers)
-        pthread_cond_wait(&group->moved, &group->lock);
-}
-
-/* Waits until all ranks are here; fails if one of them aborted. */
-static attune_status meet(rank_group *group)
-{
-    pthread_mutex_lock(&group->lock);
-    const uint64_t round = group->round;
-    if (!group->aborted && ++group->arrived == group->size) {
-        group->arrived = 0;
-        group->round++;
-        pthread_cond_broadcast(&group->moved);
-    }
-    while (group->round == round && !group->aborted)
-        pthread_cond_wait(&group->moved, &group->lock);
-    /* Who met before another aborted has met. */
-    const bool met = group->round != round;
-    if (!met)
-        wait_for_readers(group);
-    pthread_mutex_unlock(&group->lock);
-    return met ? ATTUNE_OK : ATTUNE_UNAVAILABLE;
+    if (group->in_turn)
+        pthread_mutex_unlock(&group->turn);
 }
 
 static bool fails(struct rank_end *end, bool here)
 {
     const rank_fault *fault = &end->group->fault;
-    if (!here || fault->rank != end->rank || end->calls++ != fault->after)
+    if (!here || fault->rank != end->shared.rank || end->calls++ != fault->after)
         return false;
     if (fault->lose)
         fault->lose(fault->device);
@@ -78,111 +48,72 @@ static bool fails(struct rank_end *end, bool here)
 static attune_status gather(void *user, const void *mine, void *all, size_t size)
 {
     struct rank_end *end = user;
-    rank_group *group = end->group;
-    if (fails(end, group->fault.gather))
+    if (fails(end, end->group->fault.gather))
         return ATTUNE_IO;
-    group->gathered[end->rank] = mine;
-    const attune_status status = meet(group);
-    if (status != ATTUNE_OK)
-        return status;
-    if (enter(group)) {
-        for (uint32_t r = 0; r < group->size; r++)
-            memcpy((char *)all + r * size, group->gathered[r], size);
-        leave(group);
-    }
-    return meet(group);
-}
-
-/* The n-th message from a peer is the n-th that it sends here. */
-static attune_status copy(struct rank_end *end)
-{
-    rank_group *group = end->group;
-    uint32_t next[MOST_RANKS] = {0};
-    for (uint32_t i = 0; i < end->receive_count; i++) {
-        const attune_message *to = &end->receives[i];
-        const attune_message *sends = group->sends[to->peer];
-        uint32_t *n = &next[to->peer];
-        while (*n < group->send_count[to->peer] && sends[*n].peer != end->rank)
-            ++*n;
-        if (*n == group->send_count[to->peer] || sends[*n].size != to->size)
-            return ATTUNE_INTERNAL;
-        memcpy(to->memory, sends[*n].memory, to->size);
-        ++*n;
-    }
-    for (uint32_t peer = 0; peer < group->size; peer++)
-        for (uint32_t n = next[peer]; n < group->send_count[peer]; n++)
-            if (group->sends[peer][n].peer == end->rank)
-                return ATTUNE_INTERNAL;
-    return ATTUNE_OK;
-}
-
-static attune_status complete(struct rank_end *end)
-{
-    attune_status copied = ATTUNE_OK;
-    if (enter(end->group)) {
-        copied = copy(end);
-        leave(end->group);
-    }
-    const attune_status met = meet(end->group);
-    return copied != ATTUNE_OK ? copied : met;
+    end_turn(end->group);
+    const attune_status status = end->shared.gather(end->shared.user, mine, all, size);
+    take_turn(end->group);
+    return status;
 }
 
 static attune_status begin(void *user, const attune_message *sends, uint32_t send_count, const attune_message *receives,
                            uint32_t receive_count, attune_queue *queue)
 {
     struct rank_end *end = user;
-    rank_group *group = end->group;
-    (void)queue;
-    if (fails(end, group->fault.exchange)) {
+    if (fails(end, end->group->fault.exchange)) {
         /* Leaves a message. */
         (void)attune_buffer_read(NULL, 0, NULL, 1);
         return ATTUNE_IO;
     }
-    group->sends[end->rank] = sends;
-    group->send_count[end->rank] = send_count;
-    end->receives = receives;
-    end->receive_count = receive_count;
-    return meet(group);
+    end_turn(end->group);
+    const attune_status status =
+        end->shared.exchange(end->shared.user, sends, send_count, receives, receive_count, queue);
+    take_turn(end->group);
+    return status;
+}
+
+static attune_status complete(struct rank_end *end, attune_queue *queue)
+{
+    end_turn(end->group);
+    const attune_status status = end->shared.finish(end->shared.user, queue);
+    take_turn(end->group);
+    return status;
 }
 
 static attune_status begin_and_complete(void *user, const attune_message *sends, uint32_t send_count,
                                         const attune_message *receives, uint32_t receive_count, attune_queue *queue)
 {
     const attune_status status = begin(user, sends, send_count, receives, receive_count, queue);
-    return status == ATTUNE_OK ? complete(user) : status;
+    return status == ATTUNE_OK ? complete(user, queue) : status;
 }
 
 static attune_status finish(void *user, attune_queue *queue)
 {
     struct rank_end *end = user;
-    (void)queue;
-    return fails(end, end->group->fault.finish) ? ATTUNE_IO : complete(end);
+    return fails(end, end->group->fault.finish) ? ATTUNE_IO : complete(end, queue);
 }
 
 static void abort_all(void *user)
 {
-    rank_group *group = ((struct rank_end *)user)->group;
-    pthread_mutex_lock(&group->lock);
-    group->aborted = true;
-    pthread_cond_broadcast(&group->moved);
-    wait_for_readers(group);
-    pthread_mutex_unlock(&group->lock);
+    struct rank_end *end = user;
+    end_turn(end->group);
+    end->shared.abort(end->shared.user);
+    take_turn(end->group);
 }
 
 attune_transport rank_transport(rank_group *group, uint32_t rank, bool late)
 {
-    return (attune_transport){.struct_size = sizeof(attune_transport),
-                              .rank = rank,
-                              .size = group->size,
-                              .user = &group->ends[rank],
-                              .gather = gather,
-                              .exchange = late ? begin : begin_and_complete,
-                              .finish = late ? finish : NULL,
-                              .abort = abort_all,
-                              .host_memory = true};
+    attune_transport transport = group->ends[rank].shared;
+    transport.user = &group->ends[rank];
+    transport.gather = gather;
+    transport.exchange = late ? begin : begin_and_complete;
+    transport.finish = late ? finish : NULL;
+    transport.abort = abort_all;
+    return transport;
 }
 
 typedef struct runner {
+    rank_group *group;
     void (*body)(void *context, uint32_t rank);
     void *context;
     uint32_t rank;
@@ -191,7 +122,9 @@ typedef struct runner {
 static void *start(void *argument)
 {
     const runner *r = argument;
+    take_turn(r->group);
     r->body(r->context, r->rank);
+    end_turn(r->group);
     return NULL;
 }
 
@@ -200,7 +133,7 @@ void rank_group_run(rank_group *group, void (*body)(void *context, uint32_t rank
     pthread_t threads[MOST_RANKS];
     runner runners[MOST_RANKS];
     for (uint32_t r = 0; r < group->size; r++) {
-        runners[r] = (runner){body, context, r};
+        runners[r] = (runner){group, body, context, r};
         if (pthread_create(&threads[r], NULL, start, &runners[r]))
             abort();
     }

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* Threads of one process as ranks: a transport through the memory that they share, and calls on all of them. */
+/* Threads of one process as ranks: the transport of attune/threads.h, whose callbacks fail on request, and calls on all
+ * of them. */
 #ifndef TESTS_DISTRIBUTED_RANKS_H
 #define TESTS_DISTRIBUTED_RANKS_H
 
-#include <attune/distributed.h>
-#include <pthread.h>
+#include <attune/threads.h>
 
 #define MOST_RANKS 16
 
@@ -19,23 +19,15 @@ typedef struct rank_fault {
 } rank_fault;
 
 typedef struct rank_group {
+    attune_threads threads;
     uint32_t size;
     rank_fault fault;
-    pthread_mutex_t lock;
-    pthread_cond_t moved;
-    uint32_t arrived;
-    uint64_t round;
-    bool aborted;
-    uint32_t readers; /* ranks that read the others' memory */
-    const void *gathered[MOST_RANKS];
-    const attune_message *sends[MOST_RANKS];
-    uint32_t send_count[MOST_RANKS];
+    bool in_turn; /* one rank at a time computes: the others wait, or have met */
+    pthread_mutex_t turn;
     struct rank_end {
         struct rank_group *group;
-        uint32_t rank;
+        attune_transport shared; /* of attune/threads.h */
         int calls;
-        const attune_message *receives;
-        uint32_t receive_count;
     } ends[MOST_RANKS];
 } rank_group;
 

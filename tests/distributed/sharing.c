@@ -460,6 +460,7 @@ void sharing_begin(sharing *s, const attention *a, uint64_t number)
     s->gradients = (case_gradients){.lse = &s->lse};
     cr_assert(!s->backward || make_gradients(a, &s->o, &s->lse, number, &s->gradients));
     rank_group_init(&s->group, s->ranks);
+    s->group.in_turn = s->in_turn;
 }
 
 void sharing_end(sharing *s)
@@ -485,6 +486,7 @@ void sharing_open_devices(sharing *s, const char *const *backends, uint32_t coun
 {
     sharing_open(s);
     s->device_count = count;
+    s->in_turn = getenv("ATTUNE_MODEL_CUDA"); /* the model has no threads */
     for (uint32_t i = 0; i < count; i++) {
         attune_device_info info = {.struct_size = sizeof info};
         s->devices[i] = device_or_skip(s->instance, backends[i]);

@@ -26,6 +26,7 @@ typedef struct sharing {
     attune_device *device;              /* of all ranks, or of the least precision */
     attune_device *devices[MOST_RANKS]; /* of ranks in turn; none = `device` */
     uint32_t device_count;
+    bool in_turn; /* ranks compute one at a time */
     const attention_case *c;
     const attention *a;
     attune_mask *mask;
