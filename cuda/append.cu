@@ -236,7 +236,8 @@ __device__ __forceinline__ void store_row(byte *to, const float *row, float *fac
             if (lane == 0)
                 *factor_at = factor;
         }
-#pragma unroll 4
+        /* The divisions of several would spill. */
+#pragma unroll 1
         for (int c = lane; c < COUNT; c += 32)
             to[c] = (byte)code_of<TYPE>(row[c], factor);
     } else {

@@ -41,6 +41,8 @@
  *     ATTUNE_K_TYPE, ATTUNE_V_TYPE           serving_sm80: types of the cache; default ATTUNE_DTYPE. Others are
  *                            converted to it as they are read
  *     ATTUNE_PARTS           serving_sm80, 1: a schedule says in how many parts the keys of a sequence are computed
+ *     ATTUNE_SPLIT_KEYS      serving_sm80 with ATTUNE_PARTS: parts begin at its multiples, and the schedule says which
+ *                            sequences have a CTA for each; default 0
  *     ATTUNE_SAVED_STATE     decode_sm80, 1: row maxima and sums are in shared memory while O accumulates
  *     ATTUNE_SERIAL_COLUMNS  backward_sm80 with ATTUNE_DK_DV, 1: scores are evaluated one fragment of columns after
  *                            another
@@ -79,8 +81,8 @@
  * Launch of decode: a grid of split * tiles of packed rows * heads / packed * batch, the split as the fastest index;
  * combine: a grid of batch * heads * q_len, any number of threads, no shared memory.
  *
- * Launch over a cache: any grid, whose CTAs take further tiles in strides of it. attune_schedule_sm80 has one CTA of
- * 256 threads.
+ * Launch over a cache: any grid, whose CTAs take further tiles in strides of it; with ATTUNE_SPLIT_KEYS at most
+ * attune_cuda_serving.resident. attune_schedule_sm80 has one CTA of 256 threads.
  *
  * Launch of backward: attune_delta with a block of 256 threads for each 32 rows of [batch * heads * row_stride], which
  * also clears the sums; then the kernels: for dQ with attune_cuda_arguments.partial and full, for dK and dV with
@@ -180,7 +182,8 @@ typedef struct attune_cuda_serving {
     int pool, page;                                     /* pages, and keys of a page */
     int entries;                                        /* of the block table: of a row, or of the list */
     int tree_words;
-    /* With ATTUNE_PARTS: attune_cuda_schedule, and the partial results, which there is room for `slots` of. */
+    /* With ATTUNE_PARTS: attune_cuda_schedule, and the partial results, which there is room for `slots` of; with
+     * ATTUNE_SPLIT_KEYS the sums of parts of `resident` CTAs follow. */
     unsigned long long schedule, parts;
     int slots;
     int resident;     /* CTAs that run at once */

@@ -93,6 +93,9 @@
 #ifndef ATTUNE_PARTS
 #define ATTUNE_PARTS 0
 #endif
+#ifndef ATTUNE_SPLIT_KEYS
+#define ATTUNE_SPLIT_KEYS 0
+#endif
 
 #if ATTUNE_HAVE_MASK || ATTUNE_HAVE_MASK_RANGE || ATTUNE_HAVE_SCORE
 #include "mods.cuh"
@@ -241,8 +244,10 @@ struct config {
                           HAVE_MASK_RANGE = ATTUNE_HAVE_MASK_RANGE, HAVE_MASK_COLUMNS = ATTUNE_HAVE_MASK_COLUMNS;
     static constexpr int MASK_KEYS = ATTUNE_MASK_KEYS, MASK_ROWS = ATTUNE_MASK_ROWS; /* terms of a key, of a row */
 
-    /* Over a cache: rows may see some of the drafts only; keys are computed in parts. */
+    /* Over a cache: rows may see some of the drafts only; keys are computed in parts, which begin at the multiples of
+     * SPLIT_KEYS, if it is not 0. */
     static constexpr bool TREE = ATTUNE_TREE, PARTS = ATTUNE_PARTS;
+    static constexpr int SPLIT_KEYS = ATTUNE_SPLIT_KEYS;
 
     /* The score, and in backward kernels its slope, d score / d product. */
     static constexpr bool HAVE_SCORE = ATTUNE_HAVE_SCORE, HAVE_SCORE_SLOPE = ATTUNE_HAVE_SCORE_SLOPE;

@@ -41,6 +41,32 @@ __device__ __forceinline__ bool last_of_parts(const attune_cuda_arguments &a, co
     return last;
 }
 
+/* The weights of two results whose maxima are m and x, and the larger one. */
+struct two_weights {
+    float most, of_m, of_x;
+};
+
+__device__ __forceinline__ two_weights weigh(float m, float x, float factor)
+{
+    float most = fmaxf(m, x), base = most == -ATTUNE_INF ? 0.0f : most;
+    return {most, exp2_fast((m - base) * factor), exp2_fast((x - base) * factor)};
+}
+
+/* Fixed parts are added one after another, whether a CTA computes all of a tile or each is an item: the bits are the
+ * same. */
+__device__ __forceinline__ recomputed_element add_fixed(const recomputed_element &sum, const recomputed_element &x,
+                                                        float factor)
+{
+    two_weights w = weigh(sum.m, x.m, factor);
+    return {sum.o * w.of_m + x.o * w.of_x, w.most, sum.l * w.of_m + x.l * w.of_x};
+}
+
+/* The sum that this CTA has of a tile's parts. */
+__device__ __forceinline__ float *sum_of_parts(const attune_cuda_serving &s)
+{
+    return (float *)(s.parts + (u64)(s.slots + block_here()) * PART_BYTES);
+}
+
 /* The sum of the parts of four columns of a row, in the order of the keys. They are in L2, written by other CTAs. */
 struct four_columns {
     float4 o;
@@ -68,6 +94,28 @@ __device__ __forceinline__ four_columns add_parts(const attune_cuda_serving &s, 
         sum.o.y += o.y * weight;
         sum.o.z += o.z * weight;
         sum.o.w += o.w * weight;
+    }
+    return sum;
+}
+
+/* The same of fixed parts, one after another. */
+__device__ __forceinline__ four_columns add_fixed_parts(const attune_cuda_serving &s, const tile &t, int row, int d,
+                                                        float factor)
+{
+    int base = t.kv_first / SPLIT_KEYS, first = t.fixed_first - base, last = min(t.fixed_last - base, t.parts - 1);
+    four_columns sum = {make_float4(0.0f, 0.0f, 0.0f, 0.0f), -ATTUNE_INF, 0.0f};
+#pragma unroll 4
+    for (int i = first; i <= last; i++) {
+        const float *part = part_at(s, t, i);
+        float2 of = __ldcg((const float2 *)(part + PART_ML + row * 2));
+        float4 o = __ldcg((const float4 *)(part + row * HEAD_DIM_V + d));
+        two_weights w = i == first ? two_weights{of.x, 0.0f, 1.0f} : weigh(sum.m, of.x, factor);
+        sum.o.x = i == first ? o.x : sum.o.x * w.of_m + o.x * w.of_x;
+        sum.o.y = i == first ? o.y : sum.o.y * w.of_m + o.y * w.of_x;
+        sum.o.z = i == first ? o.z : sum.o.z * w.of_m + o.z * w.of_x;
+        sum.o.w = i == first ? o.w : sum.o.w * w.of_m + o.w * w.of_x;
+        sum.l = i == first ? of.y : sum.l * w.of_m + of.y * w.of_x;
+        sum.m = w.most;
     }
     return sum;
 }

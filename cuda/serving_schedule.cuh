@@ -3,6 +3,9 @@
  * The schedule of a step over a cache, which depends on the lengths alone: in how many parts the keys of each sequence
  * are computed, so that the resident CTAs have equal shares. A sequence has ceil(keys / most) parts, with the smallest
  * `most` whose parts fit the CTAs and the space for partial results.
+ *
+ * Fixed parts (config::SPLIT_KEYS) are what they are: of sequences with more than `most` each is an item of its own,
+ * with the smallest `most` for which there is space, and one CTA computes those of a shorter one.
  */
 #ifndef ATTUNE_CUDA_SERVING_SCHEDULE_CUH
 #define ATTUNE_CUDA_SERVING_SCHEDULE_CUH
@@ -10,7 +13,11 @@
 #include "serving_sequences.cuh"
 
 constexpr int SCHEDULE_THREADS = ATTUNE_CUDA_SCHEDULE_THREADS, SCHEDULE_WARPS = SCHEDULE_THREADS / 32;
-constexpr int LEAST_KEYS = ATTUNE_CUDA_SERVING_PART_KEYS, MOST_PARTS = ATTUNE_CUDA_SERVING_PARTS;
+constexpr bool FIXED = config::SPLIT_KEYS > 0;
+constexpr int SPLIT_KEYS = FIXED ? config::SPLIT_KEYS : 1;
+static_assert(!FIXED || SPLIT_KEYS % BLOCK_N == 0, "a part has whole tiles");
+/* The least of what a part may have: keys, or with fixed parts of a sequence in items of their own, those parts. */
+constexpr int LEAST = FIXED ? 1 : ATTUNE_CUDA_SERVING_PART_KEYS, MOST_PARTS = ATTUNE_CUDA_SERVING_PARTS;
 constexpr int MOST_INT = 0x7fffffff;
 
 __device__ __forceinline__ attune_cuda_scheduled *scheduled_of(const attune_cuda_serving &s)
@@ -72,8 +79,11 @@ struct schedule_sums {
     i64 slots, split; /* of those in several parts: the parts of all tiles, and the tiles */
 };
 
+/* keys: of the sequence; fixed parts, instead. */
 __device__ __forceinline__ int parts_of(int keys, int most)
 {
+    if (FIXED)
+        return keys > most ? keys : 1;
     return min(max((int)(((i64)keys + most - 1) / most), 1), MOST_PARTS);
 }
 
@@ -111,15 +121,15 @@ __device__ __forceinline__ bool parts_fit(const attune_cuda_scheduled *of, int b
         add_sequence(sums, of[b], most);
     sums = sum_lanes(sums);
     i64 wanted = sums.tiles <= s.resident ? s.resident : sums.tiles + s.resident;
-    return sums.items <= wanted && sums.slots <= s.slots;
+    return (FIXED || sums.items <= wanted) && sums.slots <= s.slots;
 }
 
-/* The candidates of the first search: LEAST_KEYS times 1, 1.5, 2, 3, 4, 6 and so on, then everything. */
+/* The candidates of the first search: LEAST times 1, 1.5, 2, 3, 4, 6 and so on, then everything. */
 constexpr int CANDIDATES = 32;
 
 __device__ __forceinline__ int candidate(int k)
 {
-    return k >= CANDIDATES ? MOST_INT : LEAST_KEYS / 2 * (2 + k % 2) << k / 2;
+    return k >= CANDIDATES ? MOST_INT : ((2 + k % 2) << k / 2) * LEAST / 2;
 }
 
 /* The first of `count` candidates that fits, by all warps; `count` if there is none. */
@@ -247,7 +257,8 @@ __device__ __forceinline__ void make_schedule(const attune_cuda_arguments &a, co
         t.q_len = rows.count;
         find_keys(t, a, s);
         i64 tiles = ((i64)rows.count * group + BLOCK_M - 1) / BLOCK_M * a.kv_heads;
-        of[i] = {clamped(tiles), t.kv_len - t.kv_first, 0, 0};
+        int parts = (int)(((i64)t.kv_len + SPLIT_KEYS - 1) / SPLIT_KEYS) - t.kv_first / SPLIT_KEYS;
+        of[i] = {clamped(tiles), FIXED ? parts : t.kv_len - t.kv_first, 0, 0};
     }
     write_items(of, a, s, choose_keys(of, a.batch, s, (int *)(sums + SCHEDULE_WARPS)), sums);
 }

@@ -46,6 +46,8 @@ struct tile {
     int entries;
     int part, parts;   /* of its keys */
     int slot, counter; /* of its partial results, with more than one part */
+    /* With fixed parts, numbered from key 0: the one that is computed, and the first and the last that the rows see. */
+    int fixed, fixed_first, fixed_last;
 };
 static_assert(sizeof(tile) <= ATTUNE_CUDA_SERVING_TILE, "the layout has space for the tile");
 

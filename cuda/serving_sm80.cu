@@ -268,9 +268,24 @@ __device__ __forceinline__ range tile_range(const attune_cuda_arguments &a, cons
     return all;
 }
 
-/* That of the tile's part: the tiles of keys are divided evenly. */
+/* The fixed parts of the tile that have keys of the range; one, if none has. The one that is computed: an item's, or
+ * one after another. */
+__device__ __forceinline__ void find_fixed(tile &t, const range &all, bool next)
+{
+    int first = t.kv_first / SPLIT_KEYS;
+    bool some = all.low < all.high;
+    t.fixed_first = some ? all.low / SPLIT_KEYS : first;
+    t.fixed_last = some ? (all.high - 1) / SPLIT_KEYS : first;
+    t.fixed = next ? t.fixed + 1 : t.parts > 1 ? first + t.part : t.fixed_first;
+}
+
+/* That of the tile's part: the tiles of keys are divided evenly, if parts are not fixed. */
 __device__ __forceinline__ range part_range(const range &all, const tile &t)
 {
+    if (FIXED) {
+        i64 low = (i64)t.fixed * SPLIT_KEYS;
+        return {(int)max((i64)all.low, low), (int)min((i64)all.high, low + SPLIT_KEYS)};
+    }
     if (t.parts == 1)
         return all;
     int first = all.low / BLOCK_N, tiles = max((all.high + BLOCK_N - 1) / BLOCK_N - first, 0);
@@ -655,6 +670,41 @@ __device__ __forceinline__ void finish(const attune_cuda_arguments &a, const att
         store_state(a, to, most, x.l, row_max, row_sum);
 }
 
+/* Whether this CTA adds the fixed parts of a tile. */
+__device__ __forceinline__ bool adds_fixed(const tile &t)
+{
+    return FIXED && t.parts == 1 && t.fixed_first < t.fixed_last;
+}
+
+/* The result of a fixed part, with those before it. */
+__device__ __forceinline__ recomputed_element with_sum(const attune_cuda_serving &s, const tile &t, int row, int d,
+                                                       const recomputed_element &x, float factor)
+{
+    if (t.fixed == t.fixed_first)
+        return x;
+    const float *sum = sum_of_parts(s);
+    float2 ml = *(const float2 *)(sum + PART_ML + row * 2);
+    return add_fixed({sum[row * HEAD_DIM_V + d], ml.x, ml.y}, x, factor);
+}
+
+/* Adds a fixed part, which is not the last, to the sum. Maxima and sums are stored when all threads have read them. */
+__device__ __forceinline__ void store_sum(const float *o, const float *ml, const attune_cuda_serving &s, const tile &t,
+                                          float factor)
+{
+    float *to = sum_of_parts(s);
+#pragma unroll 1
+    for (int i = (int)threadIdx.x; i < BLOCK_M * HEAD_DIM_V; i += THREADS) {
+        int row = i / HEAD_DIM_V, d = i - row * HEAD_DIM_V;
+        to[i] = with_sum(s, t, row, d, merge_groups(o, ml, row, d, factor), factor).o;
+    }
+    static_assert(BLOCK_M <= THREADS, "a thread has one row's");
+    int row = (int)threadIdx.x < BLOCK_M ? (int)threadIdx.x : 0;
+    recomputed_element mine = with_sum(s, t, row, 0, merge_groups(o, ml, row, 0, factor), factor);
+    __syncthreads();
+    if ((int)threadIdx.x < BLOCK_M)
+        *(float2 *)(to + PART_ML + row * 2) = make_float2(mine.m, mine.l);
+}
+
 /* Merges the warps' results, and stores those of the tile, or of its part. */
 __device__ __forceinline__ void store(const float *o, const float *ml, const attune_cuda_arguments &a,
                                       const attune_cuda_serving &s, const tile &t, float factor)
@@ -665,6 +715,8 @@ __device__ __forceinline__ void store(const float *o, const float *ml, const att
         if (t.row + row >= t.rows)
             break;
         recomputed_element x = merge_groups(o, ml, row, d, factor);
+        if (adds_fixed(t))
+            x = with_sum(s, t, row, d, x, factor);
         if (config::PARTS && t.parts > 1)
             store_partial(part_at(s, t, t.part), row, d, x);
         else
@@ -682,7 +734,7 @@ __device__ __forceinline__ void store_parts(const attune_cuda_arguments &a, cons
         if (t.row + row >= t.rows)
             break;
         tile_coord at = row_coord(a, t, t.row + row);
-        four_columns sum = add_parts(s, t, row, d, factor);
+        four_columns sum = FIXED ? add_fixed_parts(s, t, row, d, factor) : add_parts(s, t, row, d, factor);
         finish(a, s, t, at, d, {sum.o.x, sum.m, sum.l}, factor);
         finish(a, s, t, at, d + 1, {sum.o.y, sum.m, sum.l}, factor);
         finish(a, s, t, at, d + 2, {sum.o.z, sum.m, sum.l}, factor);
@@ -728,110 +780,124 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (config::PARTS && found.row >= found.rows)
             continue;
         find_keys(found, a, s);
-        if (threadIdx.x == 0)
-            t = found;
-        range seen = tile_range(a, found);
-        if (config::PARTS)
-            seen = part_range(seen, found);
-        int kv = uniform(seen.low / BLOCK_N * BLOCK_N), end = uniform(seen.high), place = 0;
-        u32 stage = 0;
-        float o[1][DV_TILES][4] = {}, m[1][2] = {{-ATTUNE_INF, -ATTUNE_INF}}, l[1][2] = {};
+        bool more = false; /* fixed parts of the tile, of which this is not the first */
+        do {
+            range seen = tile_range(a, found);
+            if (FIXED)
+                find_fixed(found, seen, more);
+            if (config::PARTS)
+                seen = part_range(seen, found);
+            if (threadIdx.x == 0)
+                t = found;
+            int kv = uniform(seen.low / BLOCK_N * BLOCK_N), end = uniform(seen.high), place = 0;
+            u32 stage = 0;
+            float o[1][DV_TILES][4] = {}, m[1][2] = {{-ATTUNE_INF, -ATTUNE_INF}}, l[1][2] = {};
 
-        load_q(q_tile, a, found);
-        next_keys next;
-        bool absent_next[AHEAD];
-        fetch_keys(next, found, s, kv);
+            load_q(q_tile, a, found);
+            next_keys next;
+            bool absent_next[AHEAD];
+            fetch_keys(next, found, s, kv);
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            absent_next[i] = __syncthreads_or(store_keys(next, keys + i * BLOCK_N));
-            if (STAGES == 1)
-                load_rows<K_TYPE, HEAD_DIM, CHUNKS_D>(k_tile, a.k, s.k_scale, t, keys, k_factors);
-            else
-                copy_tile(k_tile + i * AT.k_stage, v_tile + i * AT.v_stage, a, s, t, keys + i * BLOCK_N,
-                          kv + i * BLOCK_N < end);
-            fetch_keys(next, t, s, kv + (i + 1) * BLOCK_N);
-        }
-        for (; kv < end; kv += BLOCK_N) {
-            int2 *here = keys + place, *later = keys + key_place(place, AHEAD);
-            bool absent = absent_next[0];
-            float x[1][N_TILES][4];
-            u32 k = k_tile + stage * AT.k_stage, v = v_tile + stage * AT.v_stage;
-            place = key_place(place, 1);
-#pragma unroll
-            for (int i = 0; i + 1 < AHEAD; i++)
-                absent_next[i] = absent_next[i + 1];
-            /* 2: K is loaded, with several stages V too; the copies of V, or of a later tile, start. */
-            copy_wait<STAGES == 1 ? 0 : 2 * (AHEAD - 1)>();
-            bool some = store_keys(next, later);
-            absent_next[AHEAD - 1] = __syncthreads_or(some);
-            if constexpr (STAGES > 1) {
-                u32 free_stage = stage == 0 ? STAGES - 1 : stage - 1;
-                copy_tile(k_tile + free_stage * AT.k_stage, v_tile + free_stage * AT.v_stage, a, s, t, later,
-                          kv + AHEAD * BLOCK_N < end);
-                stage = stage + 1 == STAGES ? 0 : stage + 1;
-            } else if (!ONE_BUFFER)
-                load_rows<V_TYPE, HEAD_DIM_V, CHUNKS_V>(v, a.v, s.v_scale, t, here, v_factors);
-            fetch_keys(next, t, s, kv + (AHEAD + 1) * BLOCK_N);
-            /* 3, 4: S, then score and mask. */
-            if (!SHARED_P || warp_group() < KEY_GROUPS) {
-                k += (u32)(warp_column() * CHUNKS_D * 16);
-                if constexpr (CODES)
-                    multiply_codes(x, q_tile, k, warp_row(), k_factors + warp_column() * K_FACTORS);
+            for (int i = 0; i < AHEAD; i++) {
+                absent_next[i] = __syncthreads_or(store_keys(next, keys + i * BLOCK_N));
+                if (STAGES == 1)
+                    load_rows<K_TYPE, HEAD_DIM, CHUNKS_D>(k_tile, a.k, s.k_scale, t, keys, k_factors);
                 else
-                    multiply_qk(x, q_tile, k, warp_row());
-                hook(x, a, s, t, kv, t.row + warp_row() + thread_index_remat() % 32 / 4, warp_column(), here, absent);
-                if (SHARED_P)
-                    store_maxima(maxima, x);
+                    copy_tile(k_tile + i * AT.k_stage, v_tile + i * AT.v_stage, a, s, t, keys + i * BLOCK_N,
+                              kv + i * BLOCK_N < end);
+                fetch_keys(next, t, s, kv + (i + 1) * BLOCK_N);
             }
-            if constexpr (STAGES == 1) {
-                copy_wait<0>();
-                __syncthreads();
-                if (ONE_BUFFER)
+            for (; kv < end; kv += BLOCK_N) {
+                int2 *here = keys + place, *later = keys + key_place(place, AHEAD);
+                bool absent = absent_next[0];
+                float x[1][N_TILES][4];
+                u32 k = k_tile + stage * AT.k_stage, v = v_tile + stage * AT.v_stage;
+                place = key_place(place, 1);
+#pragma unroll
+                for (int i = 0; i + 1 < AHEAD; i++)
+                    absent_next[i] = absent_next[i + 1];
+                /* 2: K is loaded, with several stages V too; the copies of V, or of a later tile, start. */
+                copy_wait<STAGES == 1 ? 0 : 2 * (AHEAD - 1)>();
+                bool some = store_keys(next, later);
+                absent_next[AHEAD - 1] = __syncthreads_or(some);
+                if constexpr (STAGES > 1) {
+                    u32 free_stage = stage == 0 ? STAGES - 1 : stage - 1;
+                    copy_tile(k_tile + free_stage * AT.k_stage, v_tile + free_stage * AT.v_stage, a, s, t, later,
+                              kv + AHEAD * BLOCK_N < end);
+                    stage = stage + 1 == STAGES ? 0 : stage + 1;
+                } else if (!ONE_BUFFER)
                     load_rows<V_TYPE, HEAD_DIM_V, CHUNKS_V>(v, a.v, s.v_scale, t, here, v_factors);
-                else if (kv + BLOCK_N < end)
-                    load_rows<K_TYPE, HEAD_DIM, CHUNKS_D>(k_tile, a.k, s.k_scale, t, later, k_factors);
-            } else if (SHARED_P)
-                __syncthreads();
-            /* 5, 6: online softmax, O += P V. */
-            if constexpr (SHARED_P) {
-                float base[1][2], all[1][BLOCK_N / 8][4];
-                share_maxima(maxima, o, m, l, base, factor);
-                if (warp_group() < KEY_GROUPS) {
-#pragma unroll
-                    for (int n = 0; n < N_TILES; n++)
-                        softmax_exp(x, l, base, factor, n);
-                    store_p(p, x);
+                fetch_keys(next, t, s, kv + (AHEAD + 1) * BLOCK_N);
+                /* 3, 4: S, then score and mask. */
+                if (!SHARED_P || warp_group() < KEY_GROUPS) {
+                    k += (u32)(warp_column() * CHUNKS_D * 16);
+                    if constexpr (CODES)
+                        multiply_codes(x, q_tile, k, warp_row(), k_factors + warp_column() * K_FACTORS);
+                    else
+                        multiply_qk(x, q_tile, k, warp_row());
+                    hook(x, a, s, t, kv, t.row + warp_row() + thread_index_remat() % 32 / 4, warp_column(), here,
+                         absent);
+                    if (SHARED_P)
+                        store_maxima(maxima, x);
                 }
-                if (ONE_BUFFER)
+                if constexpr (STAGES == 1) {
                     copy_wait<0>();
-                __syncthreads();
-                load_p(all, p);
-                if constexpr (CODES)
-                    multiply_weighted_codes(o, all, v, warp_group() * DV_TILES, v_factors);
-                else
-                    multiply_pv<CHUNKS_V>(o, all, v, warp_group() * DV_TILES);
-            } else {
-                softmax(x, o, m, l, factor);
-                v += (u32)(warp_column() * CHUNKS_V * 16);
-                if constexpr (CODES)
-                    multiply_weighted_codes(o, x, v, 0, v_factors + warp_column() * V_FACTORS);
-                else
-                    multiply_pv(o, x, v);
+                    __syncthreads();
+                    if (ONE_BUFFER)
+                        load_rows<V_TYPE, HEAD_DIM_V, CHUNKS_V>(v, a.v, s.v_scale, t, here, v_factors);
+                    else if (kv + BLOCK_N < end)
+                        load_rows<K_TYPE, HEAD_DIM, CHUNKS_D>(k_tile, a.k, s.k_scale, t, later, k_factors);
+                } else if (SHARED_P)
+                    __syncthreads();
+                /* 5, 6: online softmax, O += P V. */
+                if constexpr (SHARED_P) {
+                    float base[1][2], all[1][BLOCK_N / 8][4];
+                    share_maxima(maxima, o, m, l, base, factor);
+                    if (warp_group() < KEY_GROUPS) {
+#pragma unroll
+                        for (int n = 0; n < N_TILES; n++)
+                            softmax_exp(x, l, base, factor, n);
+                        store_p(p, x);
+                    }
+                    if (ONE_BUFFER)
+                        copy_wait<0>();
+                    __syncthreads();
+                    load_p(all, p);
+                    if constexpr (CODES)
+                        multiply_weighted_codes(o, all, v, warp_group() * DV_TILES, v_factors);
+                    else
+                        multiply_pv<CHUNKS_V>(o, all, v, warp_group() * DV_TILES);
+                } else {
+                    softmax(x, o, m, l, factor);
+                    v += (u32)(warp_column() * CHUNKS_V * 16);
+                    if constexpr (CODES)
+                        multiply_weighted_codes(o, x, v, 0, v_factors + warp_column() * V_FACTORS);
+                    else
+                        multiply_pv(o, x, v);
+                }
+                if (ONE_BUFFER) {
+                    __syncthreads();
+                    if (kv + BLOCK_N < end)
+                        load_rows<K_TYPE, HEAD_DIM, CHUNKS_D>(k_tile, a.k, s.k_scale, t, later, k_factors);
+                }
             }
-            if (ONE_BUFFER) {
+            copy_wait<0>();
+            __syncthreads();
+            save_groups((float *)memory, (float *)(memory + AT.ml), o, m, l);
+            __syncthreads();
+            more = adds_fixed(t) && t.fixed < t.fixed_last;
+            if (more)
+                store_sum((const float *)memory, (const float *)(memory + AT.ml), s, t, factor);
+            else
+                store((const float *)memory, (const float *)(memory + AT.ml), a, s, t, factor);
+            if (config::PARTS && t.parts > 1 && last_of_parts(a, s, t))
+                store_parts(a, s, t, factor);
+            __syncthreads();
+            if (more) {
+                found = t;
                 __syncthreads();
-                if (kv + BLOCK_N < end)
-                    load_rows<K_TYPE, HEAD_DIM, CHUNKS_D>(k_tile, a.k, s.k_scale, t, later, k_factors);
             }
-        }
-        copy_wait<0>();
-        __syncthreads();
-        save_groups((float *)memory, (float *)(memory + AT.ml), o, m, l);
-        __syncthreads();
-        store((const float *)memory, (const float *)(memory + AT.ml), a, s, t, factor);
-        if (config::PARTS && t.parts > 1 && last_of_parts(a, s, t))
-            store_parts(a, s, t, factor);
-        __syncthreads();
+        } while (more);
     }
 }
 

@@ -766,7 +766,7 @@ typedef struct attune_problem {
      * Serving: the keys of a sequence are summed in parts that begin at the multiples of split_keys, and the parts are
      * added in order, whatever the batch: a sequence has the same bits alone and among others. A multiple of 256; 0 =
      * the device's choice: on the CPU 1,024; on Vulkan, CUDA and OpenCL parts that depend on the lengths of all
-     * sequences, as bits then do. Not on CUDA, if it is not 0.
+     * sequences, as bits then do.
      */
     uint32_t split_keys;
 } attune_problem;

@@ -102,8 +102,9 @@ static int64_t most_tiles(const attune__forward *call, int64_t block_m)
 /* What the schedule depends on besides the lengths. */
 static int key_of(const attune__cuda_program *program, const attune__forward *call)
 {
-    const int64_t all[] = {call->batch,          call->heads,      call->kv_heads, call->q_len, program->kernel.block_m,
-                           program->parts.slots, program->resident};
+    const int64_t all[] = {
+        call->batch,          call->heads,       call->kv_heads,           call->q_len, program->kernel.block_m,
+        program->parts.slots, program->resident, program->parts.split_keys};
     attune__hash hash = attune__hash_begin();
     attune__hash_bytes(&hash, all, sizeof all);
     return (int)(hash.lane[0] & INT32_MAX);
@@ -153,9 +154,11 @@ attune_status attune__cuda_serve(const attune__cuda_program *program, attune__cu
     void *parameters[] = {&arguments, &serving};
     set_parts(program, call, &serving);
     ATTUNE__TRY(check(program, call, &serving));
-    /* The schedule makes at most as many further items of parts. */
-    const int64_t grid =
-        most_tiles(call, kernel->block_m) * call->kv_heads + (serving.slots ? (int64_t)program->resident : 0);
+    /* The schedule makes at most as many further items of parts. Of fixed parts there may be any number, and each CTA
+     * has memory for the sum of its tile's. */
+    const int64_t grid = program->parts.split_keys ? (int64_t)program->resident
+                                                   : most_tiles(call, kernel->block_m) * call->kv_heads +
+                                                         (serving.slots ? (int64_t)program->resident : 0);
     ATTUNE__TRY(attune__cuda_queue_begin(queue, call->seconds != NULL));
     attune__cu_result result = CU_SUCCESS;
     if (serving.slots && !call->serving->schedule)

@@ -114,6 +114,7 @@ void attune__cuda_sm80_backward_bytes(const attune__shape *shape, const attune_p
  */
 typedef struct attune__cuda_parts {
     uint32_t slots;               /* partial results that there is room for; 0 = no parts */
+    uint32_t split_keys;          /* parts begin at its multiples; 0 = where the schedule says */
     uint64_t schedule, workspace; /* bytes, multiples of 256 */
 } attune__cuda_parts;
 bool attune__cuda_has_parts(const attune__shape *shape);

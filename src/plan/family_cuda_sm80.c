@@ -466,6 +466,10 @@ static const char *sm80_reject_tile(const attune__search *search, const attune__
         *option = ATTUNE__BLOCK_M;
         return "a decode tile has at most 64 rows";
     }
+    if (attune__cuda_has_parts(search->shape) && search->shape->split_keys % tile->value[ATTUNE__BLOCK_N]) {
+        *option = ATTUNE__BLOCK_N;
+        return "it must divide problem.split_keys";
+    }
     if (search->shape->tokens && tile->value[ATTUNE__NUM_STAGES] > 1) {
         const attune_cuda_tile t = attune__cuda_tile(search->shape, tile->value[ATTUNE__BLOCK_M],
                                                      tile->value[ATTUNE__BLOCK_N], tile->value[ATTUNE__NUM_WARPS], 1);
@@ -549,6 +553,7 @@ const attune__family attune__cuda_sm80 = {
     .name = "cuda_sm80",
     .backend = ATTUNE_BACKEND_CUDA,
     .serving = true,
+    .fixed_splits = true,
     .serve_sinks = true,
     .serve_wide = true,
     .matrix = ATTUNE_MATRIX_MMA_SYNC,

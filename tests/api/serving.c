@@ -195,16 +195,20 @@ Test(serving, problems)
         attune_problem problem = s.problem;
         OK(attune_profile_find(devices[i], &profile));
         OK(attune_plan_choose(&profile.limits, &problem, NULL, &choice));
-        cr_expect(!strcmp(choice.kernel, "cuda_sm80") && choice.num_stages == 1);
+        cr_expect_str_eq(choice.kernel, "cuda_sm80");
         problem.split_keys = 256;
-        EXPECT(attune_plan_choose(&profile.limits, &problem, NULL, &choice), ATTUNE_UNSUPPORTED, "problem.split_keys");
-        problem.split_keys = 0;
+        problem.kv_len = 4096;
+        OK(attune_plan_choose(&profile.limits, &problem, NULL, &choice));
+        options = (attune_kernel_options){.struct_size = sizeof options, .any = {.block_n = 48}};
+        EXPECT(attune_plan_choose(&profile.limits, &problem, &options, &choice), ATTUNE_INVALID_ARGUMENT,
+               "it must divide problem.split_keys");
+        problem = s.problem;
         problem.kv_dtype = ATTUNE_MXFP4;
         EXPECT(attune_plan_choose(&profile.limits, &problem, NULL, &choice), ATTUNE_UNSUPPORTED, "mxfp4");
         options = (attune_kernel_options){.struct_size = sizeof options, .any = {.num_stages = 2}};
-        problem.kv_dtype = 0;
+        problem.kv_dtype = ATTUNE_I8;
         EXPECT(attune_plan_choose(&profile.limits, &problem, &options, &choice), ATTUNE_INVALID_ARGUMENT,
-               "over a cache K and V have one stage");
+               "converted as they are read have one stage");
     }
     static const char *const kernels[][2] = {
         {"rdna3", "vulkan_subgroup"}, {"pocl", "opencl_serving"}, {"opencl-minimum", "opencl_serving"}};

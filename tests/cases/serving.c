@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "cases/quantised.h"
+#include "cuda/layout_sm80.h"
 #include "support/devices.h"
 #include "tests/oracle/reference.h"
 
@@ -907,32 +908,6 @@ Test(serving_cases, opencl_small)
     attune_instance_destroy(instance);
 }
 
-/* What the kernels of CUDA refuse: a part of the reason. */
-static const char *cuda_refusal(const serving_case *c)
-{
-    return c->flags & SPLIT ? "problem.split_keys" : NULL;
-}
-
-static void check_cuda_refusal(attune_device *device, const serving_case *c, attune_dtype dtype, const char *reason)
-{
-    const attune_problem problem = {.struct_size = sizeof problem,
-                                    .dtype = dtype,
-                                    .kv_dtype = c->kv_dtype,
-                                    .v_dtype = c->v_dtype,
-                                    .head_dim = (uint32_t)c->d,
-                                    .head_dim_v = (uint32_t)c->dv,
-                                    .heads = c->heads,
-                                    .kv_heads = c->kv_heads,
-                                    .q_len = 1,
-                                    .kv_len = 1024,
-                                    .tokens = 1,
-                                    .page = c->page,
-                                    .split_keys = c->flags & SPLIT ? 256 : 0};
-    attune_plan *plan = NULL;
-    cr_expect_eq(attune_plan_create(device, &problem, NULL, &plan), ATTUNE_UNSUPPORTED, "%s", c->name);
-    cr_expect(strstr(attune_last_error(), reason), "%s: %s", c->name, attune_last_error());
-}
-
 static bool named(const char *names, const char *name)
 {
     char word[64];
@@ -962,15 +937,10 @@ static void run_cuda(const char *names)
         const attune_dtype dtype = dtypes[i % 3];
         if (!test_part(i) || (names && !named(names, cases[i].name)))
             continue;
-        const char *refused = cuda_refusal(&cases[i]);
-        if (refused)
-            check_cuda_refusal(device, &cases[i], dtype, refused);
-        else {
-            serving_case staged = cases[i];
-            run_case(instance, device, &cases[i], dtype, i);
-            if ((staged.options = stages_of(&cases[i], dtype, i)))
-                run_case(instance, device, &staged, dtype, i);
-        }
+        serving_case staged = cases[i];
+        run_case(instance, device, &cases[i], dtype, i);
+        if ((staged.options = stages_of(&cases[i], dtype, i)))
+            run_case(instance, device, &staged, dtype, i);
     }
     attune_device_destroy(device);
     attune_instance_destroy(instance);
@@ -985,7 +955,7 @@ Test(serving_cases, cuda)
 Test(serving_cases, model)
 {
     model_or_skip();
-    run_cuda(" tree_window holes_no_mask q4_0 head_512 group_16 e5m2_infinite q8_0_nan ");
+    run_cuda(" tree_window holes_no_mask q4_0 head_512 group_16 e5m2_infinite q8_0_nan split_q8_0 ");
 }
 
 Test(serving_cases, cpu)
@@ -1060,11 +1030,11 @@ static void many_lengths(many *m, random_state *r)
     cr_assert(m->q_start[MANY] <= MANY_TOKENS);
 }
 
-static void many_create(many *m, const char *backend, uint32_t threads)
+static void many_create(many *m, const char *backend, uint32_t threads, int sequences)
 {
     memset(m, 0, sizeof *m);
     random_state r = {test_seed()};
-    const attune_instance_desc desc = {.struct_size = sizeof desc, .cpu_threads = threads};
+    const attune_instance_desc desc = {.struct_size = sizeof desc, .cpu_threads = threads, .cache_folder = ""};
     OK(attune_instance_create(&desc, &m->instance));
     m->device = device_or_skip(m->instance, backend);
     m->copies = strcmp(backend, "cpu") != 0;
@@ -1076,7 +1046,7 @@ static void many_create(many *m, const char *backend, uint32_t threads)
     attune_expr *mask = parse(m->instance, ATTUNE_EXPR_MASK, "q >= kv && (q - kv < 900 || kv < 7)");
     const attune_problem problem = {.struct_size = sizeof problem,
                                     .head_dim = 32,
-                                    .batch = MANY,
+                                    .batch = sequences,
                                     .heads = 4,
                                     .kv_heads = 2,
                                     .q_len = MANY_ROWS,
@@ -1091,10 +1061,10 @@ static void many_create(many *m, const char *backend, uint32_t threads)
     m->cache = (attune_cache){.struct_size = sizeof m->cache,
                               .k = wrapped(m, m->pool, ATTUNE_F32, 4, MANY_PAGES, 2, 16, 32),
                               .v = wrapped(m, m->pool + half, ATTUNE_F32, 4, MANY_PAGES, 2, 16, 32),
-                              .pages = wrapped(m, m->table, ATTUNE_I32, 2, MANY, MANY_KEYS / 16, 0, 0)};
+                              .pages = wrapped(m, m->table, ATTUNE_I32, 2, sequences, MANY_KEYS / 16, 0, 0)};
     m->batch = (attune_batch){.struct_size = sizeof m->batch,
-                              .q_start = wrapped(m, m->q_start, ATTUNE_I32, 1, MANY + 1, 0, 0, 0),
-                              .kv_len = wrapped(m, m->kv_len, ATTUNE_I32, 1, MANY, 0, 0, 0)};
+                              .q_start = wrapped(m, m->q_start, ATTUNE_I32, 1, sequences + 1, 0, 0, 0),
+                              .kv_len = wrapped(m, m->kv_len, ATTUNE_I32, 1, sequences, 0, 0, 0)};
     m->args = (attune_forward_args){.struct_size = sizeof m->args,
                                     .q = wrapped(m, m->q, ATTUNE_F32, 3, MANY_TOKENS, 4, 32, 0),
                                     .o = wrapped(m, m->o, ATTUNE_F32, 3, MANY_TOKENS, 4, 32, 0),
@@ -1133,18 +1103,41 @@ static void many_run(many *m)
         OK(attune_buffer_read(m->args.o.buffer, 0, m->o, sizeof m->o));
 }
 
+/* Has the fixed parts of every second sequence computed by one CTA for each tile, as where there is no memory for
+ * theirs. */
+static void join_parts(many *m)
+{
+    const uint64_t bytes = attune_plan_schedule_size(m->plan);
+    int *words = malloc(bytes), item = 0, several = 0;
+    cr_assert(words);
+    OK(attune_buffer_read(m->schedule, 0, words, bytes));
+    attune_cuda_schedule *schedule = (attune_cuda_schedule *)words;
+    attune_cuda_scheduled *of = (attune_cuda_scheduled *)(schedule + 1);
+    for (int b = 0; b < (int)m->batch.kv_len.size[0]; b++) {
+        const int tiles = (of[b + 1].item - of[b].item) / of[b].parts;
+        several += of[b].parts > 1;
+        of[b].parts = b % 2 ? 1 : of[b].parts;
+        of[b].item = item;
+        item += tiles * of[b].parts;
+    }
+    of[(int)m->batch.kv_len.size[0]].item = schedule->items = item;
+    OK(attune_buffer_write(m->schedule, 0, words, bytes));
+    free(words);
+    cr_expect_gt(several, 1, "sequences in parts");
+}
+
 /* A sequence has the same bits alone and in a batch, with a schedule of the step or the call's own, and whether shared
  * keys are named; those of the first run. */
-static void run_bits(const char *backend, uint32_t threads, bool first_run)
+static void run_bits(const char *backend, uint32_t threads, bool first_run, int sequences)
 {
     static many m;
     static float expected[sizeof m.o / sizeof m.o[0]];
-    many_create(&m, backend, threads);
+    many_create(&m, backend, threads, sequences);
     many_run(&m);
     if (first_run)
         memcpy(expected, m.o, sizeof expected);
     cr_expect_eq(memcmp(m.o, expected, sizeof expected), 0, "%u threads", threads);
-    const attune_tensor shared = wrapped(&m, m.shared, ATTUNE_I32, 1, MANY, 0, 0, 0);
+    const attune_tensor shared = wrapped(&m, m.shared, ATTUNE_I32, 1, sequences, 0, 0, 0);
     m.batch.shared = shared;
     many_run(&m);
     cr_expect_eq(memcmp(m.o, expected, sizeof expected), 0, "%u threads, shared keys", threads);
@@ -1154,24 +1147,29 @@ static void run_bits(const char *backend, uint32_t threads, bool first_run)
     memcpy(kept, m.q_start, sizeof kept);
     for (int b = 0; b <= MANY; b++)
         m.q_start[b] = b * 20;
-    many_write(&m, &m.batch.q_start, m.q_start, sizeof m.q_start);
+    many_write(&m, &m.batch.q_start, m.q_start, (uint64_t)(sequences + 1) * 4);
     attune_completion done;
     OK(attune_schedule(m.plan, attune_device_queue(m.device), &m.args, &done));
     OK(attune_completion_wait(done, UINT64_MAX));
     memcpy(m.q_start, kept, sizeof kept);
-    many_write(&m, &m.batch.q_start, m.q_start, sizeof m.q_start);
+    many_write(&m, &m.batch.q_start, m.q_start, (uint64_t)(sequences + 1) * 4);
     many_run(&m); /* stale: anything, within bounds */
     OK(attune_schedule(m.plan, attune_device_queue(m.device), &m.args, NULL));
     for (int layer = 0; layer < 2; layer++) {
         many_run(&m);
         cr_expect_eq(memcmp(m.o, expected, sizeof expected), 0, "%u threads, a schedule", threads);
     }
+    if (!strcmp(backend, "cuda")) {
+        join_parts(&m);
+        many_run(&m);
+        cr_expect_eq(memcmp(m.o, expected, sizeof expected), 0, "parts one after another");
+    }
     m.args.schedule = NULL;
     m.batch.shared.buffer = NULL;
     /* One at a time: few items, whose keys are split. */
     m.batch.kv_len.size[0] = 1;
     m.batch.q_start.size[0] = 2;
-    for (int b = 0; b < MANY; b++) {
+    for (int b = 0; b < sequences; b++) {
         m.batch.kv_len.offset = m.batch.q_start.offset = (uint64_t)b * 4;
         m.cache.pages.size[0] = 1;
         m.cache.pages.offset = (uint64_t)b * sizeof m.table[0];
@@ -1186,10 +1184,21 @@ static void run_bits(const char *backend, uint32_t threads, bool first_run)
 Test(serving_bits, batch_threads_schedule_and_prefix)
 {
     for (uint32_t threads = 1; threads < 6; threads += 2)
-        run_bits("cpu", threads, threads == 1);
+        run_bits("cpu", threads, threads == 1, MANY);
 }
 
 Test(serving_bits, opencl)
 {
-    run_bits("opencl", 1, true);
+    run_bits("opencl", 1, true, MANY);
+}
+
+Test(serving_bits, cuda)
+{
+    run_bits("cuda", 1, true, MANY);
+}
+
+Test(serving_bits, model)
+{
+    model_or_skip();
+    run_bits("cuda", 1, true, 5);
 }

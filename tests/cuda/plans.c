@@ -209,7 +209,7 @@ typedef struct entry {
     size_t mask, score;
     const forced *forced;
     int64_t kv_heads, q_len;
-    bool serving, tree;
+    bool serving, tree, split;
     size_t cache;
 } entry;
 
@@ -273,6 +273,7 @@ static void compile_one(workbench *w, const attune_profile *profile, const entry
         problem.tokens = 16 * e->q_len;
         problem.page = 16;
         problem.tree = e->tree;
+        problem.split_keys = e->split ? 1024 : 0;
         problem.sinks = e->tree;
     }
     attune_kernel_options options = {.struct_size = sizeof options};
@@ -298,7 +299,10 @@ static void compile_one(workbench *w, const attune_profile *profile, const entry
         what, sizeof what,
         "%s %s, k %s, v %s %u,%u q_len %lld%s, %s, %s, %s: %s%s %u x %u, %u x %u, stages %u, warps %u", profile->name,
         attune_dtype_string(e->dtype), attune_dtype_string(shape.k_dtype), attune_dtype_string(shape.v_dtype),
-        d.head_dim, d.head_dim_v, (long long)problem.q_len, e->tree ? ", a tree" : "",
+        d.head_dim, d.head_dim_v, (long long)problem.q_len,
+        e->split  ? e->tree ? ", a tree, split" : ", split"
+        : e->tree ? ", a tree"
+                  : "",
         e->mask ? all_masks[e->mask] : "no mask", e->score ? all_scores[e->score] : "no score", f->what, c->kernel,
         c->decode    ? " decode"
         : back       ? " backward"
@@ -359,7 +363,7 @@ static void compile_chosen(const char *name)
 
 /* The nth of those over a cache, of which a run has some. */
 #define SERVED_COUNT                                                                                                   \
-    (2 * 2 * 3 * COUNT(all_served) * COUNT(all_caches) * COUNT(cache_dims) * COUNT(all_masks) * COUNT(all_scores))
+    (2 * 2 * 2 * 3 * COUNT(all_served) * COUNT(all_caches) * COUNT(cache_dims) * COUNT(all_masks) * COUNT(all_scores))
 static entry entry_served(uint64_t n)
 {
     entry e = {.serving = true, .kv_heads = 2};
@@ -372,7 +376,8 @@ static entry entry_served(uint64_t n)
     e.q_len = n % 2 ? 1 : 256, n /= 2;
     e.mask = n % COUNT(all_masks), n /= COUNT(all_masks);
     e.score = n % COUNT(all_scores), n /= COUNT(all_scores);
-    e.tree = n % 2;
+    e.tree = n % 2, n /= 2;
+    e.split = n % 2;
     return e;
 }
 
