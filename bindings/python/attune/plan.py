@@ -53,6 +53,11 @@ class Problem:
     def _struct(self) -> _abi.attune_problem:
         if self.direction not in _DIRECTIONS:
             raise InvalidArgument(f"a plan is forward or backward, not {self.direction!r}")
+        if self.mask is not None and not isinstance(self.mask, (Mask, Expr)):
+            raise InvalidArgument(f"a problem's mask is {self.mask!r}: give attune.Mask({self.mask!r}, q_len, kv_len), or with tokens "
+                                  f"attune.Expr('mask', {self.mask!r})")
+        if self.score is not None and not isinstance(self.score, Expr):
+            raise InvalidArgument(f"a problem's score is {self.score!r}: give attune.Expr('score', {self.score!r})")
         same = ("head_dim", "head_dim_v", "batch", "kv_batch", "heads", "kv_heads", "q_len", "kv_len", "scale", "lse", "row_max",
                 "capture_gradient_elements", "sinks", "tokens", "page", "tree", "split_keys")
         types = {name: dtype_of(getattr(self, name)) for name in ("kv_dtype", "o_dtype", "v_dtype") if getattr(self, name)}
@@ -229,6 +234,8 @@ class Plan(Handle):
     """attune_plan: the kernels of a problem on a device, chosen and compiled. Several threads may use it at once."""
 
     def __init__(self, device: Device, problem: Problem, options: Options | None = None) -> None:
+        if not isinstance(device, Device):
+            raise InvalidArgument(f"a plan's device is {device!r}: give attune.Device({device!r})")
         what, chosen = problem._struct(), kernel_options(options)
         handle = ctypes.c_void_p()
         check(lib.attune_plan_create(device._handle, ctypes.byref(what), ctypes.byref(chosen), ctypes.byref(handle)))

@@ -234,6 +234,15 @@ def test_plans(cpu):
         attune.Plan(cpu, attune.Problem(head_dim=63, q_len=64))
 
 
+def test_texts_in_place_of_objects(cpu):
+    """attune.torch takes text; here the error says what to write."""
+    for words, what in ((dict(mask="causal"), "attune.Mask\\('causal', q_len"), (dict(score="softcap(3)"), "attune.Expr\\('score', 'softcap")):
+        with pytest.raises(attune.InvalidArgument, match=what):
+            attune.Plan(cpu, attune.Problem(head_dim=64, q_len=64, **words))
+    with pytest.raises(attune.InvalidArgument, match="attune.Device\\('cpu'\\)"):
+        attune.Plan("cpu", attune.Problem(head_dim=64, q_len=64))
+
+
 def test_devices():
     found = attune.devices()
     assert found[0].id == "cpu" and found[0].available and found[0].limits["f64"]
