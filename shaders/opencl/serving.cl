@@ -66,6 +66,26 @@ ATTUNE_FUNCTION void load_q(rows *to, const attune_opencl_arguments *args, const
         }
 }
 
+/* The first tile from kv0 on that the mask's bounds leave; of those that they do not, ever more are skipped at once.
+ * *partial receives whether the mask is evaluated there. */
+ATTUNE_FUNCTION uint next_tile(uint kv0, uint end, int *partial, const tile_coord *coord,
+                               const sequence *s ATTUNE_MODS_PARAMETERS)
+{
+    uint count = 1u;
+    int grows = 1, found = !MASK;
+    *partial = MASK;
+    while (!found && kv0 < end) {
+        const uint tiles = min(count, (end - kv0 + BLOCK_N - 1u) / BLOCK_N), next = kv0 + tiles * BLOCK_N;
+        const attune_range any = attune_mask_bounds(s, coord, kv0, min(next, end) - 1u ATTUNE_MODS);
+        found = any.high != 0 && tiles == 1u;
+        *partial = any.low == 0;
+        grows = grows && any.high == 0;
+        kv0 = any.high != 0 ? kv0 : next;
+        count = any.high != 0 ? max(tiles / 2u, 1u) : grows ? 2u * tiles : tiles;
+    }
+    return kv0;
+}
+
 /* Where the keys of a tile are; *absent becomes 1 if one is nowhere. */
 ATTUNE_FUNCTION void find_keys(__local uint2 *keys, __local uint *absent, const sequence *s, uint kv0)
 {
@@ -96,8 +116,8 @@ ATTUNE_FUNCTION void stage(__local float *tile, __local const uint2 *keys, uint 
 
 /* 4: score and mask; a forbidden pair is LOWEST */
 ATTUNE_FUNCTION void apply_mods(rows *s, float factor, const tile_coord *coord, const sequence *seq,
-                                __local const uint2 *keys, __global const uchar *tree, uint kv0,
-                                int masked ATTUNE_MODS_PARAMETERS)
+                                __local const uint2 *keys, __global const uchar *tree, uint kv0, int masked,
+                                int partial ATTUNE_MODS_PARAMETERS)
 {
     float *pairs = (float *)s;
     const int drafts = sees_some(seq, kv0 + BLOCK_N);
@@ -114,7 +134,7 @@ ATTUNE_FUNCTION void apply_mods(rows *s, float factor, const tile_coord *coord, 
                 float x = pairs[at];
                 if (SCORE && may)
                     x = attune_score(x, seq, row_h, row_q, kv ATTUNE_MODS);
-                if (MASK && may)
+                if (partial && may)
                     may = attune_mask(seq, row_h, row_q, kv ATTUNE_MODS);
                 if (drafts && may)
                     may = sees_draft(seq, tree, row_q, kv);
@@ -279,18 +299,21 @@ attune_serving(ATTUNE_KERNEL_PARAMETERS ATTUNE_SERVING_PARAMETERS ATTUNE_KERNEL_
     /* The tiles of a sequence begin at multiples of BLOCK_N of its keys. */
     const uint end = coord.rows ? min(seq.kv_len, item.end_key) : 0u;
     uint parity = 0u;
-    for (uint kv0 = max(seq.kv_first, item.first_key) / BLOCK_N * BLOCK_N; kv0 < end; kv0 += BLOCK_N) {
+    int partial;
+    uint kv0 = max(seq.kv_first, item.first_key) / BLOCK_N * BLOCK_N;
+    kv0 = next_tile(kv0, end, &partial, &coord, &seq ATTUNE_MODS);
+    while (kv0 < end) {
         find_keys(keys, absent + parity, &seq, kv0);
         MEET();
-        const int masked = MASK || absent[parity] != 0u || sees_some(&seq, kv0 + BLOCK_N);
+        const int masked = partial || absent[parity] != 0u || sees_some(&seq, kv0 + BLOCK_N);
         parity ^= 1u;
         if (id == 0u)
             absent[parity] = 0u;
         stage(inner, keys, K_TYPE, k, &args.k, &seq, k_scale, &seq.of->k_scale, ATTUNE_OPENCL_HAS_K_SCALE, HEAD_DIM);
         MEET();
-        multiply_rows(s, a, inner, HEAD_DIM);                                       /* 3: S = Q K^T */
-        apply_mods(s, s_factor, &coord, &seq, keys, tree, kv0, masked ATTUNE_MODS); /* 4 */
-        online_softmax(s, m, l, factor, masked);                                    /* 5 */
+        multiply_rows(s, a, inner, HEAD_DIM);                                                /* 3: S = Q K^T */
+        apply_mods(s, s_factor, &coord, &seq, keys, tree, kv0, masked, partial ATTUNE_MODS); /* 4 */
+        online_softmax(s, m, l, factor, masked);                                             /* 5 */
         MEET();
         stage(inner, keys, V_TYPE, v, &args.v, &seq, v_scale, &seq.of->v_scale, ATTUNE_OPENCL_HAS_V_SCALE, HEAD_DIM_V);
         MEET();
@@ -299,12 +322,14 @@ attune_serving(ATTUNE_KERNEL_PARAMETERS ATTUNE_SERVING_PARAMETERS ATTUNE_KERNEL_
             multiply_weights_slow(sum, s, factor, inner, HEAD_DIM_V);
         else
             multiply_weights(sum, s, factor, inner, HEAD_DIM_V);
+        const uint next = next_tile(kv0 + BLOCK_N, end, &partial, &coord, &seq ATTUNE_MODS);
 #if FOLDS
-        if (item.slot == ATTUNE_OPENCL_NO_SLOT && ((kv0 + BLOCK_N) % FOLDS == 0u || end - kv0 <= BLOCK_N)) {
+        if (item.slot == ATTUNE_OPENCL_NO_SLOT && (next >= end || next / FOLDS != kv0 / FOLDS)) {
             fold_part(total, total_m, total_l, sum, m, l, has_sums);
             has_sums = 1;
         }
 #endif
+        kv0 = next;
     }
     if (item.slot != ATTUNE_OPENCL_NO_SLOT)
         store_partial(sum, m, l, &args, &coord, item.slot, workspace); /* 7 */

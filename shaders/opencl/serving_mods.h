@@ -7,6 +7,8 @@
 #define ATTUNE_SERVING_MODS_H
 
 #include "serving.h"
+
+#include "bounds.h"
 #include "tiles.h"
 
 #ifndef ATTUNE_MASK_CAPTURES
@@ -71,6 +73,22 @@ ATTUNE_FUNCTION int attune_mask(const sequence *s, uint h, uint query, uint kv A
                           &serving_of(s)->mask ATTUNE_MASK_CAPTURES(ATTUNE_MASK_ARGUMENT));
 #else
     return 1;
+#endif
+}
+
+/* Of the mask over a tile's rows and some keys, the last one included. */
+ATTUNE_FUNCTION attune_range attune_mask_bounds(const sequence *s, const tile_coord *coord, uint kv0,
+                                                uint last ATTUNE_MODS_PARAMETERS)
+{
+#ifdef ATTUNE_HAS_MASK
+    const int q = s->position + (int)coord->q0, row = (int)(s->token0 + coord->q0), more = (int)coord->queries - 1;
+    const attune_range h = attune_range_of((int)coord->h0, (int)(coord->h0 + coord->heads) - 1);
+    return attune_mask_bounds_of((int)s->b, h, attune_range_of(q, q + more), attune_range_of((int)kv0, (int)last),
+                                 (int)s->kv_h, (int)s->q_len, (int)s->kv_len, attune_range_of(row, row + more),
+                                 (int)s->token0 - s->position,
+                                 &serving_of(s)->mask ATTUNE_MASK_CAPTURES(ATTUNE_MASK_ARGUMENT));
+#else
+    return ATTUNE_POINT(1);
 #endif
 }
 

@@ -81,6 +81,15 @@ void attune__ctext_near_slope(const attune__gradient *gradient, const char *name
 /* Likewise attune_capture_read_0_near and so on. */
 void attune__ctext_near_reads(const attune__gradient *gradient, attune__text *text);
 
+/*
+ * The bounds of a mask over a box, with functions of a prelude for attune_range (shaders/opencl/bounds.h): low 1 = it
+ * is true at all pairs, high 0 = at none.
+ *
+ *     attune_range NAME(int b, attune_range h, attune_range q, attune_range kv, int h_kv, int q_len, int kv_len,
+ *                       attune_range row ATTUNE_SYMBOLS)
+ */
+void attune__ctext_mask_bounds(const attune_expr *expr, const char *name, attune__text *text);
+
 /* Helpers for printing C. Bounds are valid for every index. values declares constants t0, t1, ... for the nodes that
  * use none of the variables `without`, each with declare; operand returns the text that refers to a node. */
 #define ATTUNE__CTEXT_NAME 40

@@ -48,11 +48,19 @@ static attune_status add_lines(writer *w, const char *line)
     return ATTUNE_OK;
 }
 
+static attune_status add_mask(const attune__opencl_text *from, attune__text *to)
+{
+    ATTUNE__TRY(attune__ctext_function(from->mask, "attune_mask_of", to));
+    if (from->serving)
+        attune__ctext_mask_bounds(from->mask, "attune_mask_bounds_of", to);
+    return ATTUNE_OK;
+}
+
 static attune_status add_file(writer *w, const char *name, size_t length)
 {
     static const char mask[] = "mask_text.h", score[] = "score_text.h", list[] = "layout_";
     if (length == sizeof mask - 1 && !memcmp(name, mask, length))
-        return w->from->mask ? attune__ctext_function(w->from->mask, "attune_mask_of", w->to) : ATTUNE_OK;
+        return w->from->mask ? add_mask(w->from, w->to) : ATTUNE_OK;
     if (length == sizeof score - 1 && !memcmp(name, score, length))
         return w->from->score ? add_score(w->from, w->to) : ATTUNE_OK;
     for (uint32_t i = 0; attune__opencl_sources[i].name; i++) {

@@ -188,7 +188,7 @@ static bool serving_loops_fit(const attune__search *search, const attune__tile *
     const int64_t vectors = l->VECTORS, part = 8 * (int64_t)serving_threads(search->limits);
     const int64_t staged = (d + part - 1) / part + (dv + part - 1) / part;
     const int64_t of_key = d / l->DEPTH + dv / 8 + vectors * dv + staged + 5 * vectors + 5;
-    const int64_t of_tile = n * of_key + (1 + vectors) * dv + vectors + 3;
+    const int64_t of_tile = n * of_key + (1 + vectors) * dv + vectors + 6;
     const int64_t of_rows = vectors * (2 * d + dv + dv / 4 + 6);
     return !search->limits->host || l->WIDTH > 1 || (search->shape->kv_len + n - 1) / n * of_tile + of_rows <= 65535;
 }

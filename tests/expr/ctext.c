@@ -3,6 +3,7 @@
 #include "expr/common.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "expr/batch.h"
 #include "expr/gradient.h"
@@ -105,6 +106,158 @@ Test(ctext, agrees_with_the_interpreter_3)
 Test(ctext, agrees_with_the_interpreter_4)
 {
     run_quarter(3);
+}
+
+/* ----------------------------------------------------------------------------------------------------------- bounds */
+
+typedef struct range {
+    int low, high;
+} range;
+
+typedef range bounds_fn(int, range, range, range, int, int, int, range, const batch_view *, const attune__value *);
+
+static void write_bounds(batch *b, const attune_expr *expr, uint64_t i)
+{
+    static char buffer[1 << 18];
+    char name[32];
+    size_t needed;
+    snprintf(name, sizeof name, "f%llu", (unsigned long long)i);
+    attune__text text = attune__text_begin(buffer, sizeof buffer);
+    if (!i)
+        attune__ctext_prelude(&text);
+    attune__text_end(&text, &needed);
+    fputs(buffer, b->file);
+    if (!i)
+        fprintf(b->file, "#include \"%s/shaders/opencl/bounds.h\"\n", getenv("ATTUNE_SOURCE"));
+    text = attune__text_begin(buffer, sizeof buffer);
+    attune__ctext_mask_bounds(expr, name, &text);
+    attune__text_end(&text, &needed);
+    cr_assert_leq(needed, sizeof buffer);
+    fputs(buffer, b->file);
+}
+
+/* A box of heads of one group, queries and keys, around a point. */
+typedef struct box_of_pairs {
+    int b, h_kv, q_len, kv_len;
+    range h, q, kv;
+} box_of_pairs;
+
+static box_of_pairs random_box(uint64_t *state)
+{
+    attune_point p = random_point(state);
+    p.q = p.q < INT32_MAX - 8 ? p.q : INT32_MAX - 8;
+    p.kv = p.kv < INT32_MAX - 8 ? p.kv : INT32_MAX - 8;
+    const int h = p.h / 2 * 2;
+    return (box_of_pairs){.b = p.b,
+                          .h_kv = h / 2,
+                          .q_len = p.q_len,
+                          .kv_len = p.kv_len,
+                          .h = {h, h + (int)random_expr_between(state, 0, 1)},
+                          .q = {p.q, p.q + (int)random_expr_between(state, 0, 4)},
+                          .kv = {p.kv, p.kv + (int)random_expr_between(state, 0, 7)}};
+}
+
+static range call_bounds(void *function, const bound *x, const box_of_pairs *box)
+{
+    batch_view views[ATTUNE_EXPR_MAX_SYMBOLS];
+    batch_views(x->expr, x->arrays, views);
+    bounds_fn *f = *(bounds_fn **)function;
+    const range row = {box->b * box->q_len + box->q.low, box->b * box->q_len + box->q.high};
+    return f(box->b, box->h, box->q, box->kv, box->h_kv, box->q_len, box->kv_len, row, views, x->values);
+}
+
+/* Whether a mask is true and false in a box: bits 2 and 1. */
+static unsigned truths(const bound *x, const box_of_pairs *box)
+{
+    unsigned found = 0;
+    attune_point p = {.b = box->b, .h_kv = box->h_kv, .q_len = box->q_len, .kv_len = box->kv_len};
+    for (p.h = box->h.low; p.h <= box->h.high; p.h++)
+        for (p.q = box->q.low; p.q <= box->q.high; p.q++)
+            for (p.kv = box->kv.low; p.kv <= box->kv.high; p.kv++)
+                found |= attune__expr_point(x->expr, &x->bindings, &p).i ? 2 : 1;
+    return found;
+}
+
+/* Random masks: what the bounds of kernels that skip tiles say of a box holds at all of its pairs. */
+Test(ctext, bounds_hold)
+{
+    static random_expr e;
+    static bound x;
+    const uint64_t count = scaled(200), seed = test_seed() + 31;
+    uint64_t decided = 0;
+    batch b;
+    batch_begin(&b);
+    for (uint64_t i = 0; i < count; i++) {
+        bind_random(&x, &e, seed + i, ATTUNE_EXPR_MASK, 1 + (uint32_t)(i % 29));
+        write_bounds(&b, x.expr, i);
+        attune__expr_release(x.expr);
+    }
+    void **table = batch_open(&b, count);
+    for (uint64_t i = 0; i < count; i++) {
+        bind_random(&x, &e, seed + i, ATTUNE_EXPR_MASK, 1 + (uint32_t)(i % 29));
+        uint64_t state = seed ^ i;
+        for (int n = 0; n < POINTS; n++) {
+            const box_of_pairs box = random_box(&state);
+            const range found = call_bounds(&table[i], &x, &box);
+            const unsigned has = truths(&x, &box);
+            cr_assert(found.low >= 0 && found.low <= found.high && found.high <= 1 && !(found.low && has & 1) &&
+                          !(!found.high && has & 2),
+                      "%s\n  bounds %d %d, but true and false are %u at q %d kv %d", e.text, found.low, found.high, has,
+                      box.q.low, box.kv.low);
+            decided += found.low == found.high;
+        }
+        attune__expr_release(x.expr);
+    }
+    batch_end(&b);
+    cr_assert(decided > count * POINTS / 8, "%llu of %llu boxes are decided", (unsigned long long)decided,
+              (unsigned long long)(count * POINTS));
+}
+
+/* Masks that calls over a cache have: the bounds of the interpreter. */
+Test(ctext, bounds_of_common_masks)
+{
+    static const char *const masks[] = {
+        "q >= kv",
+        "q >= kv && q - kv < 37",
+        "q >= kv && (q - kv < 37 || kv < 5)",
+        "kv < 40 || q >= kv",
+        "abs(q - kv) <= 20",
+        "kv / 16 == q / 16",
+        "!(kv > q) && min(q - kv, 90) < 64 && max(kv, 3) * 2 < 300",
+        "b == 2 ? q >= kv : kv < kv_len - q_len",
+        "h_kv == 1 && q >= kv || h != 2 && -kv <= -100",
+    };
+    const uint64_t count = sizeof masks / sizeof masks[0];
+    batch b;
+    batch_begin(&b);
+    for (uint64_t i = 0; i < count; i++) {
+        attune_expr *expr = parse_with(ATTUNE_EXPR_MASK, masks[i], NULL, 0);
+        write_bounds(&b, expr, i);
+        attune__expr_release(expr);
+    }
+    void **table = batch_open(&b, count);
+    for (uint64_t i = 0; i < count; i++) {
+        static attune__interval scratch[ATTUNE_EXPR_MAX_NODES];
+        bound x = {.expr = parse_with(ATTUNE_EXPR_MASK, masks[i], NULL, 0)};
+        uint64_t state = test_seed() + i;
+        for (int n = 0; n < 50; n++) {
+            const box_of_pairs box = random_box(&state);
+            const attune__box wanted_box = {.var = {[ATTUNE__VAR_B] = {.lo = box.b, .hi = box.b},
+                                                    [ATTUNE__VAR_H] = {.lo = box.h.low, .hi = box.h.high},
+                                                    [ATTUNE__VAR_H_KV] = {.lo = box.h_kv, .hi = box.h_kv},
+                                                    [ATTUNE__VAR_Q] = {.lo = box.q.low, .hi = box.q.high},
+                                                    [ATTUNE__VAR_KV] = {.lo = box.kv.low, .hi = box.kv.high},
+                                                    [ATTUNE__VAR_Q_LEN] = {.lo = box.q_len, .hi = box.q_len},
+                                                    [ATTUNE__VAR_KV_LEN] = {.lo = box.kv_len, .hi = box.kv_len}}};
+            const attune__interval wanted = attune__expr_bounds(x.expr, &x.bindings, NULL, &wanted_box, scratch);
+            const range found = call_bounds(&table[i], &x, &box);
+            cr_assert(found.low == wanted.lo && found.high == wanted.hi,
+                      "%s: bounds %d %d, expected %d %d at q %d to %d, kv %d to %d", masks[i], found.low, found.high,
+                      wanted.lo, wanted.hi, box.q.low, box.q.high, box.kv.low, box.kv.high);
+        }
+        attune__expr_release(x.expr);
+    }
+    batch_end(&b);
 }
 
 static bool has(const char *text, const char *words)
