@@ -9,6 +9,23 @@
 
 struct forward_config {
     static constexpr int GROUPS = BLOCK_M / 64; /* consumer warp groups */
+    /* Of each 16 x 8 fragment of S a thread holds rows lane / 4 and lane / 4 + 8, columns lane % 4 * 2 and the next:
+     * the row, in units of 8, and the column of its scores after its first ones, and the columns of the tile for each
+     * score that it holds. */
+    static constexpr int THREAD_ROWS = 2, SPREAD = 2;
+    static __device__ __forceinline__ constexpr int row_of(int i)
+    {
+        return i / 2 % 2;
+    }
+    static __device__ __forceinline__ constexpr int column_of(int i)
+    {
+        return i / 4 * 8 + i % 2;
+    }
+    static __device__ __forceinline__ int first_column()
+    {
+        return (int)threadIdx.x % 4 * 2;
+    }
+
     /* Slabs of 64 columns in shared memory, the steps of Q K over its columns, and the columns of O. */
     static constexpr int SLABS_D = (HEAD_DIM + 63) / 64, SLABS_DV = (HEAD_DIM_V + 63) / 64;
     static constexpr int STEPS_D = (HEAD_DIM + 15) / 16, WIDTH_DV = round_up(HEAD_DIM_V, 16);
@@ -37,6 +54,8 @@ struct forward_config {
     static constexpr u32 SCHEDULER_LANES = (1u << BLOCK_LISTS) - 1;
     /* Tiles that it may be ahead of the load thread: enough to hide the latency of its reads of the lists. */
     static constexpr int QUEUE_STAGES = 4;
+    /* A consumer has waited for its products before it releases a stage. */
+    static constexpr bool DRAINS = false;
     /* setmaxnreg's; together the warp groups have the 65536 of an SM. */
     static constexpr int PRODUCER_REGISTERS = GROUPS == 3 ? 32 : GROUPS == 2 ? 40 : 56;
     static constexpr int CONSUMER_REGISTERS = GROUPS == 3 ? 160 : GROUPS == 2 ? 232 : 248;
@@ -53,6 +72,6 @@ struct forward_config {
     static_assert(planned(LAYOUT.size));
     static_assert(!KEY_TERMS || BLOCK_LISTS == 1, "scan warps and consumers read the same flags");
 };
-typedef forward_config sm90;
+typedef forward_config sm90, forward;
 
 #endif

@@ -1,15 +1,19 @@
 /* SPDX-License-Identifier: MIT */
-/* The barriers of Hopper's forward kernel and its tile descriptors. */
+/* The barriers of the forward kernels with TMA and their tile descriptors. */
 #ifndef ATTUNE_CUDA_LAYOUT_FORWARD_SM90_CUH
 #define ATTUNE_CUDA_LAYOUT_FORWARD_SM90_CUH
 
+/* The kernel's configuration, `forward`: Hopper's, unless its source has included another one. */
+#ifndef ATTUNE_CUDA_CONFIG_FORWARD_SM100_CUH
 #include "config_forward_sm90.cuh"
+#endif
 #include "hopper.cuh"
 #include "terms.cuh"
 
 /* The named barriers of bar.sync; __syncthreads has number 0. */
 enum named_barrier {
     BARRIER_PING_PONG = 1, /* to 3: one for each consumer warp group */
+    BARRIER_TMEM = 4,      /* tensor memory is not used any more */
     BARRIER_SCAN = 7,      /* of the scan warps */
 };
 
@@ -34,16 +38,16 @@ struct query_tile_desc {
 
 /* After the tiles in shared memory. */
 struct control {
-    pipeline<sm90::Q_BUFFERS> q;
+    pipeline<forward::Q_BUFFERS> q;
     pipeline<STAGES> k, v;
     u64 v_scanned[STAGES];
-    pipeline<sm90::QUEUE_STAGES> queue;
-    query_tile_desc query_tiles[sm90::Q_BUFFERS]; /* with q's stages */
-    tile_desc key_tiles[STAGES];                  /* with k's stages */
-    tile_desc queue_tiles[sm90::QUEUE_STAGES];
+    pipeline<forward::QUEUE_STAGES> queue;
+    query_tile_desc query_tiles[forward::Q_BUFFERS]; /* with q's stages */
+    tile_desc key_tiles[STAGES];                     /* with k's stages */
+    tile_desc queue_tiles[forward::QUEUE_STAGES];
     int non_finite[STAGES]; /* V of this stage had infinities or NaN, which the scan warps replaced by 0 */
 };
-static_assert(sizeof(control) <= sm90::LAYOUT.control_bytes);
+static_assert(sizeof(control) <= forward::LAYOUT.control_bytes);
 
 /* After it, the terms of the keys: this, then [STAGES][KEY_TERMS][BLOCK_N] words. */
 struct key_terms_control {

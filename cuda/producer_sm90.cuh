@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The producer warp group of Hopper's forward kernel: the tile scheduler, the load thread, and two scan warps, which
- * keep V's infinities and NaN out of forbidden pairs.
+ * The producer warp group of the forward kernels with TMA: the tile scheduler, the load thread, and two scan warps,
+ * which keep V's infinities and NaN out of forbidden pairs.
  */
 #ifndef ATTUNE_CUDA_PRODUCER_SM90_CUH
 #define ATTUNE_CUDA_PRODUCER_SM90_CUH
@@ -61,22 +61,22 @@ __device__ __forceinline__ void finish_query_tiles(const attune_cuda_arguments &
 __device__ __forceinline__ int block_iterators_peek(const block_iterator &w)
 {
     u32 next = (u32)w.next.kv;
-    return (int)(sm90::BLOCK_LISTS > 1 ? min(next, __shfl_xor_sync(sm90::SCHEDULER_LANES, next, 1)) : next);
+    return (int)(forward::BLOCK_LISTS > 1 ? min(next, __shfl_xor_sync(forward::SCHEDULER_LANES, next, 1)) : next);
 }
 
 /* Advances the lists that have this key tile, and returns its flags: both lists', in each lane. */
 __device__ __forceinline__ int block_iterators_next(block_iterator &w, const attune_cuda_arguments &a, int kv)
 {
     int flags = TILE_MASKED | TILE_ABSENT;
-    if (sm90::BLOCK_LISTS == 1 || w.next.kv == kv) {
+    if (forward::BLOCK_LISTS == 1 || w.next.kv == kv) {
         keys tile = block_iterator_next(w, a);
         flags = (keys_masked(tile, a) ? TILE_MASKED : 0) | (HAVE_MASK && !tile.full ? TILE_PARTIAL : 0);
     }
-    if (sm90::BLOCK_LISTS > 1) {
+    if (forward::BLOCK_LISTS > 1) {
         flags <<= threadIdx.x % 32 * 8;
-        flags |= __shfl_xor_sync(sm90::SCHEDULER_LANES, flags, 1);
+        flags |= __shfl_xor_sync(forward::SCHEDULER_LANES, flags, 1);
     }
-    if (sm90::SCANS_V && flags & ((TILE_PARTIAL | TILE_ABSENT) * (sm90::BLOCK_LISTS > 1 ? 0x101 : 1)))
+    if (forward::SCANS_V && flags & ((TILE_PARTIAL | TILE_ABSENT) * (forward::BLOCK_LISTS > 1 ? 0x101 : 1)))
         flags |= TILE_SCAN_V | TILE_SCAN_V << 8;
     return block_iterators_peek(w) < 0 ? flags | TILE_LAST | TILE_LAST << 8 : flags;
 }
@@ -89,7 +89,7 @@ __device__ __forceinline__ void queue_push(control &c, pipeline_state &r, int in
         c.queue_tiles[r.stage].flags = flags;
         producer_commit<&control::queue>(c, r);
     }
-    advance<sm90::QUEUE_STAGES>(r);
+    advance<forward::QUEUE_STAGES>(r);
 }
 
 /* Queues the CTA's query tiles, each followed by its key tiles. */
@@ -114,8 +114,8 @@ __device__ __forceinline__ void schedule_tiles(const attune_cuda_arguments &a, c
         /* Only now: a tile fetched ahead of time would wait for this CTA while another one is idle. */
         if (lane == 0)
             tile = next_query_tile(a, tile);
-        if (sm90::BLOCK_LISTS > 1)
-            tile = __shfl_sync(sm90::SCHEDULER_LANES, tile, 0);
+        if (forward::BLOCK_LISTS > 1)
+            tile = __shfl_sync(forward::SCHEDULER_LANES, tile, 0);
     }
     queue_push(c, r, -1, TILE_QUERIES);
     if (lane == 0)
@@ -128,12 +128,12 @@ __device__ __forceinline__ void schedule_tiles(const attune_cuda_arguments &a, c
 __device__ __forceinline__ void load_q(control &c, u32 memory, const tensor_map *q_map, const pipeline_state &q,
                                        const tile_coord &p)
 {
-    producer_expect<&control::q>(c, q, sm90::Q_BYTES);
+    producer_expect<&control::q>(c, q, forward::Q_BYTES);
 #pragma unroll
-    for (int slab = 0; slab < sm90::SLABS_D; slab++)
+    for (int slab = 0; slab < forward::SLABS_D; slab++)
 #pragma unroll
-        for (int g = 0; g < sm90::GROUPS; g++)
-            tensor_load(memory + q.stage * sm90::Q_BYTES + slab * sm90::Q_SLAB + g * 64 * 128, q_map,
+        for (int g = 0; g < BLOCK_M / 64; g++)
+            tensor_load(memory + q.stage * forward::Q_BYTES + slab * forward::Q_SLAB + g * 64 * 128, q_map,
                         &c.q.full[q.stage], slab * 64, p.q + g * 64, p.h, p.b);
 }
 
@@ -144,11 +144,11 @@ __device__ __forceinline__ void load_k(const attune_cuda_arguments &a, control &
     producer_acquire<&control::k>(c, k);
     c.key_tiles[k.stage].index = kv;
     c.key_tiles[k.stage].flags = flags;
-    producer_expect<&control::k>(c, k, sm90::K_BYTES);
+    producer_expect<&control::k>(c, k, forward::K_BYTES);
 #pragma unroll
-    for (int slab = 0; slab < sm90::SLABS_D; slab++)
-        tensor_load(k_tiles + k.stage * sm90::K_BYTES + slab * sm90::KV_SLAB, k_map, &c.k.full[k.stage], slab * 64, kv,
-                    p.h_kv, a.k.batch ? p.b : 0);
+    for (int slab = 0; slab < forward::SLABS_D; slab++)
+        tensor_load(k_tiles + k.stage * forward::K_BYTES + slab * forward::KV_SLAB, k_map, &c.k.full[k.stage],
+                    slab * 64, kv, p.h_kv, a.k.batch ? p.b : 0);
     advance(k);
 }
 
@@ -157,23 +157,39 @@ __device__ __forceinline__ void load_v(const attune_cuda_arguments &a, control &
                                        pipeline_state &v, const tile_coord &p, int kv)
 {
     producer_acquire<&control::v>(c, v);
-    producer_expect<&control::v>(c, v, sm90::V_BYTES);
+    producer_expect<&control::v>(c, v, forward::V_BYTES);
 #pragma unroll
-    for (int slab = 0; slab < sm90::SLABS_DV; slab++)
-        tensor_load(v_tiles + v.stage * sm90::V_BYTES + slab * sm90::KV_SLAB, v_map, &c.v.full[v.stage], slab * 64, kv,
-                    p.h_kv, a.v.batch ? p.b : 0);
+    for (int slab = 0; slab < forward::SLABS_DV; slab++)
+        tensor_load(v_tiles + v.stage * forward::V_BYTES + slab * forward::KV_SLAB, v_map, &c.v.full[v.stage],
+                    slab * 64, kv, p.h_kv, a.v.batch ? p.b : 0);
     advance(v);
+}
+
+/* Waits until all stages are empty. The last query tile's, which says that there are no more, is never released. */
+__device__ __forceinline__ void drain(control &c, pipeline_state q, pipeline_state k, pipeline_state v)
+{
+#pragma unroll 1
+    for (int i = 0; i < STAGES; i++) {
+        producer_acquire<&control::k>(c, k);
+        producer_acquire<&control::v>(c, v);
+        advance(k);
+        advance(v);
+    }
+    for (int i = 1; i < forward::Q_BUFFERS; i++) {
+        advance<forward::Q_BUFFERS>(q);
+        producer_acquire<&control::q>(c, q);
+    }
 }
 
 /* V trails K by one key tile, because consumers release a stage of V one tile later than that of K. */
 __device__ __forceinline__ void load(const attune_cuda_arguments &a, control &c, u32 memory, const tensor_map *q_map,
                                      const tensor_map *k_map, const tensor_map *v_map)
 {
-    u32 k_tiles = memory + sm90::K_OFFSET, v_tiles = k_tiles + (sm90::V_OFFSET - sm90::K_OFFSET);
+    u32 k_tiles = memory + forward::K_OFFSET, v_tiles = k_tiles + (forward::V_OFFSET - forward::K_OFFSET);
     pipeline_state r = {0, 0}, q = {0, 1}, k = {0, 1}, v = {0, 1};
     tile_coord p = {0, 0, 0, 0};
     int pending_v = -1; /* the key tile whose K is loaded and whose V is not */
-    for (;; advance<sm90::QUEUE_STAGES>(r)) {
+    for (;; advance<forward::QUEUE_STAGES>(r)) {
         consumer_wait<&control::queue>(c, r);
         int index = c.queue_tiles[r.stage].index, flags = c.queue_tiles[r.stage].flags;
         consumer_release_thread<&control::queue>(c, r);
@@ -188,7 +204,7 @@ __device__ __forceinline__ void load(const attune_cuda_arguments &a, control &c,
                 load_q(c, memory, q_map, q, p);
             if (index < 0)
                 break;
-            advance<sm90::Q_BUFFERS>(q);
+            advance<forward::Q_BUFFERS>(q);
             continue;
         }
         load_k(a, c, k_tiles, k_map, k, p, index, flags);
@@ -201,6 +217,8 @@ __device__ __forceinline__ void load(const attune_cuda_arguments &a, control &c,
             pending_v = -1;
         }
     }
+    if (forward::DRAINS)
+        drain(c, q, k, v);
 }
 
 /* ------------------------------------------------------------------------------------------------------ scan warps */
@@ -224,17 +242,17 @@ __device__ __forceinline__ void load_shared_8(u32 (&w)[4], u32 from)
  * so the first loop only detects them, without branches, and its loads overlap. */
 __device__ __forceinline__ bool zero_non_finite(u32 tile)
 {
-    constexpr u32 STRIDE = 32 * sm90::SCAN_WARPS * 16;
+    constexpr u32 STRIDE = 32 * forward::SCAN_WARPS * 16;
     u32 begin = (threadIdx.x - 64) * 16, found = 0, w[4];
 #pragma unroll 8
-    for (u32 i = begin; i < sm90::V_BYTES; i += STRIDE) {
+    for (u32 i = begin; i < forward::V_BYTES; i += STRIDE) {
         load_shared_8(w, tile + i);
         found |= non_finite_signs(w[0]) | non_finite_signs(w[1]) | non_finite_signs(w[2]) | non_finite_signs(w[3]);
     }
     if (!(found & 0x80008000u))
         return false;
 #pragma unroll 1
-    for (u32 i = begin; i < sm90::V_BYTES; i += STRIDE) {
+    for (u32 i = begin; i < forward::V_BYTES; i += STRIDE) {
         load_shared_8(w, tile + i);
 #pragma unroll
         for (int j = 0; j < 4; j++)
@@ -253,7 +271,7 @@ __device__ __forceinline__ void store_key_terms(const attune_cuda_arguments &a, 
     if constexpr (KEY_TERMS > 0) {
         if (!has_terms(a, flags))
             return;
-        constexpr int LANES = sm90::SCAN_THREADS;
+        constexpr int LANES = forward::SCAN_THREADS;
         int lane = (int)threadIdx.x - 64;
         key_terms k[(BLOCK_N + LANES - 1) / LANES];
 #pragma unroll
@@ -271,7 +289,7 @@ __device__ __forceinline__ void store_key_terms(const attune_cuda_arguments &a, 
 
 __device__ __forceinline__ void scan_v(const attune_cuda_arguments &a, control &c, unsigned char *bytes)
 {
-    u32 memory = shared_address(bytes), v_tiles = memory + sm90::V_OFFSET, phases = ~0u;
+    u32 memory = shared_address(bytes), v_tiles = memory + forward::V_OFFSET, phases = ~0u;
     pipeline_state r = {0, 0}, q = {0, 0}; /* r: of K and V, which have the same stages here */
     for (;;) {
         consumer_wait<&control::q>(c, q);
@@ -285,12 +303,12 @@ __device__ __forceinline__ void scan_v(const attune_cuda_arguments &a, control &
             flags = c.key_tiles[r.stage].flags;
             consumer_release<&control::k>(c, r);
             if (KEY_TERMS)
-                store_key_terms(a, *(key_terms_control *)(bytes + sm90::KEY_TERMS_OFFSET),
-                                memory + sm90::KEY_TERMS_OFFSET + sizeof(key_terms_control), p, kv, flags, r.stage,
+                store_key_terms(a, *(key_terms_control *)(bytes + forward::KEY_TERMS_OFFSET),
+                                memory + forward::KEY_TERMS_OFFSET + sizeof(key_terms_control), p, kv, flags, r.stage,
                                 phases);
-            if (sm90::SCANS_V && flags & TILE_SCAN_V) {
+            if (forward::SCANS_V && flags & TILE_SCAN_V) {
                 consumer_wait<&control::v>(c, r);
-                int any = named_sync_or<(int)BARRIER_SCAN, 64>(zero_non_finite(v_tiles + r.stage * sm90::V_BYTES));
+                int any = named_sync_or<(int)BARRIER_SCAN, 64>(zero_non_finite(v_tiles + r.stage * forward::V_BYTES));
                 if (threadIdx.x == 64) {
                     c.non_finite[r.stage] = any;
                     barrier_arrive(&c.v_scanned[r.stage]);
@@ -299,7 +317,7 @@ __device__ __forceinline__ void scan_v(const attune_cuda_arguments &a, control &
             advance(r);
         }
         consumer_release<&control::q>(c, q);
-        advance<sm90::Q_BUFFERS>(q);
+        advance<forward::Q_BUFFERS>(q);
     }
 }
 

@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The score and mask hook (stage 4) of Hopper's forward kernel: products become scores, and forbidden pairs -inf. Of
- * each 16 x 8 fragment of S a thread holds rows lane / 4 and lane / 4 + 8, columns lane % 4 * 2 and the next.
+ * The score and mask hook (stage 4) of the forward kernels with TMA: products become scores, and forbidden pairs -inf.
+ * The kernel's configuration, `forward`, says which rows and columns the scores of a thread have: the one at index i
+ * has row row_of(i) * 8 and column column_of(i) after the thread's first ones.
  */
 #ifndef ATTUNE_CUDA_SCORES_SM90_CUH
 #define ATTUNE_CUDA_SCORES_SM90_CUH
 
 #include "layout_forward_sm90.cuh"
+
+constexpr int THREAD_ROWS = forward::THREAD_ROWS;
 
 /*
  * Calls f(chunk, columns) for each SIZE scores, `columns` columns after the first. The loop is not unrolled, so that f
@@ -23,7 +26,7 @@ __device__ __forceinline__ void rotate_chunks(float (&s)[COUNT], function f)
 #pragma unroll
         for (int i = 0; i < SIZE; i++)
             chunk[i] = s[i];
-        f(chunk, n * 2);
+        f(chunk, n * forward::SPREAD);
 #pragma unroll
         for (int i = 0; i < COUNT; i++)
             s[i] = i + SIZE < COUNT ? s[i + SIZE] : chunk[i + SIZE - COUNT];
@@ -55,15 +58,15 @@ struct linear_score {
     int origin;
 };
 
-/* Those of the thread's two rows. False if one is not finite, since the sum may then differ from the expression. */
-__device__ __forceinline__ bool find_linear_scores(linear_score (&linear_scores)[2], const attune_cuda_arguments &a,
-                                                   const tile_coord &p, int row)
+/* Those of the thread's rows. False if one is not finite, since the sum may then differ from the expression. */
+__device__ __forceinline__ bool find_linear_scores(linear_score (&linear_scores)[THREAD_ROWS],
+                                                   const attune_cuda_arguments &a, const tile_coord &p, int row)
 {
     bool finite = false;
     if constexpr (config::HAVE_LINEAR_SCORE) {
         finite = true;
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
+        for (int half = 0; half < THREAD_ROWS; half++) {
             linear_score &l = linear_scores[half];
             attune_linear_score(p.b, p.h, row + half * 8, p.h_kv, a.q_len, a.kv_len, &l.factor, &l.slope, &l.base,
                                 &l.origin, a.score_symbols);
@@ -76,21 +79,22 @@ __device__ __forceinline__ bool find_linear_scores(linear_score (&linear_scores)
 }
 
 template <int COUNT>
-__device__ __forceinline__ void apply_linear_scores(float (&s)[COUNT], const linear_score (&linear_scores)[2],
+__device__ __forceinline__ void apply_linear_scores(float (&s)[COUNT], const linear_score (&linear_scores)[THREAD_ROWS],
                                                     int column)
 {
     if constexpr (config::HAVE_LINEAR_SCORE) {
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
+        for (int half = 0; half < THREAD_ROWS; half++) {
             const linear_score &l = linear_scores[half];
             float first =
                 config::LINEAR_SCORE_HAS_SLOPE ? __fmaf_rn(l.slope, (float)(column - l.origin), l.base) : l.base;
 #pragma unroll
-            for (int i = 0; i < COUNT / 2; i++) {
-                float &x = s[i / 2 * 4 + half * 2 + i % 2];
+            for (int i = 0; i < COUNT; i++) {
+                if (forward::row_of(i) != half)
+                    continue;
                 float bias =
-                    config::LINEAR_SCORE_HAS_SLOPE ? __fmaf_rn((float)(i / 2 * 8 + i % 2), l.slope, first) : first;
-                x = __fmaf_rn(x, l.factor, bias);
+                    config::LINEAR_SCORE_HAS_SLOPE ? __fmaf_rn((float)forward::column_of(i), l.slope, first) : first;
+                s[i] = __fmaf_rn(s[i], l.factor, bias);
             }
         }
     }
@@ -127,7 +131,7 @@ template <int COUNT> __device__ __forceinline__ void apply_soft_cap(float (&s)[C
             return;
         }
     }
-    constexpr int SIZE = COUNT % sm90::FIRST_CHUNK ? sm90::CHUNK : sm90::FIRST_CHUNK;
+    constexpr int SIZE = COUNT % forward::FIRST_CHUNK ? forward::CHUNK : forward::FIRST_CHUNK;
     rotate_chunks<SIZE>(s, [&](float(&chunk)[SIZE], int) {
 #pragma unroll
         for (int i = 0; i < SIZE; i++)
@@ -142,7 +146,7 @@ __device__ __forceinline__ void apply_near_zero_form(float (&s)[COUNT], const at
 {
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
-        int q = row + i / 2 % 2 * 8, kv = column + i / 4 * 8 + i % 2;
+        int q = row + forward::row_of(i) * 8, kv = column + forward::column_of(i);
         if constexpr (config::HAVE_SCORE_NEAR)
             s[i] =
                 attune_score_near(p.b, p.h, q, kv, p.h_kv, a.q_len, a.kv_len, s[i] * a.scale, a.score_symbols, column);
@@ -156,11 +160,11 @@ template <int COUNT>
 __device__ __forceinline__ void apply_score(float (&s)[COUNT], const attune_cuda_arguments &a, const tile_coord &p,
                                             int row, int column)
 {
-    rotate_chunks<sm90::CHUNK>(s, [&](float(&chunk)[sm90::CHUNK], int columns) {
+    rotate_chunks<forward::CHUNK>(s, [&](float(&chunk)[forward::CHUNK], int columns) {
 #pragma unroll
-        for (int i = 0; i < sm90::CHUNK; i++)
-            chunk[i] = attune_score(p.b, p.h, row + i / 2 % 2 * 8, column + columns + i / 4 * 8 + i % 2, p.h_kv,
-                                    a.q_len, a.kv_len, chunk[i] * a.scale, a.score_symbols);
+        for (int i = 0; i < forward::CHUNK; i++)
+            chunk[i] = attune_score(p.b, p.h, row + forward::row_of(i) * 8, column + columns + forward::column_of(i),
+                                    p.h_kv, a.q_len, a.kv_len, chunk[i] * a.scale, a.score_symbols);
     });
 }
 
@@ -201,15 +205,13 @@ __device__ __forceinline__ bool pair_allowed(const attune_cuda_arguments &a, con
     return true;
 }
 
-/* Forbids the keys outside [low, high) in one of the thread's two rows. Both count from the thread's first column. */
-__device__ __forceinline__ void forbid_outside(float (&s)[BLOCK_N / 2], int half, int low, int high)
+/* Forbids the keys outside [low, high) in one of the thread's rows. Both count from the thread's first column. */
+template <int COUNT> __device__ __forceinline__ void forbid_outside(float (&s)[COUNT], int half, int low, int high)
 {
 #pragma unroll
-    for (int n = 0; n < BLOCK_N / 8; n++)
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-            if (n * 8 + i < low || n * 8 + i >= high)
-                s[n * 4 + half * 2 + i] = -ATTUNE_INF;
+    for (int i = 0; i < COUNT; i++)
+        if (forward::row_of(i) == half && (forward::column_of(i) < low || forward::column_of(i) >= high))
+            s[i] = -ATTUNE_INF;
 }
 
 /* Evaluates the mask for each pair. */
@@ -219,7 +221,7 @@ __device__ __forceinline__ void forbid_pairs(float (&s)[COUNT], const attune_cud
 {
 #pragma unroll
     for (int i = 0; i < COUNT; i++)
-        if (!mask_allows(a, p, row + i / 2 % 2 * 8, column + i / 4 * 8 + i % 2))
+        if (!mask_allows(a, p, row + forward::row_of(i) * 8, column + forward::column_of(i)))
             s[i] = -ATTUNE_INF;
 }
 
@@ -230,14 +232,14 @@ constexpr int SCORE_KEY_WORDS = config::SCORE_KEYS ? config::SCORE_KEYS : 1,
 /* The scores, from the terms of rows and keys. */
 template <bool NEAR, int COUNT>
 __device__ __forceinline__ void apply_score_terms(float (&s)[COUNT], const attune_cuda_arguments &a,
-                                                  const tile_coord &p, int row, int column, const row_terms (&rows)[2],
-                                                  u32 terms)
+                                                  const tile_coord &p, int row, int column,
+                                                  const row_terms (&rows)[THREAD_ROWS], u32 terms)
 {
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
         float &x = s[i];
-        int half = i / 2 % 2, n = i / 4 * 8 + i % 2, key[SCORE_KEY_WORDS];
-        key_terms_load<0, config::SCORE_KEYS>(key, terms, (int)threadIdx.x % 4 * 2 + n);
+        int half = forward::row_of(i), n = forward::column_of(i), key[SCORE_KEY_WORDS];
+        key_terms_load<0, config::SCORE_KEYS>(key, terms, forward::first_column() + n);
         if constexpr (NEAR)
             x = attune_score_near_of(p.b, p.h, row + half * 8, column + n, p.h_kv, a.q_len, a.kv_len, x * a.scale, key,
                                      rows[half].score, a.score_symbols, column);
@@ -250,14 +252,14 @@ __device__ __forceinline__ void apply_score_terms(float (&s)[COUNT], const attun
 /* Evaluates the mask from the terms of rows and keys. */
 template <int COUNT>
 __device__ __forceinline__ void forbid_pairs_terms(float (&s)[COUNT], const attune_cuda_arguments &a,
-                                                   const tile_coord &p, int row, int column, const row_terms (&rows)[2],
-                                                   u32 terms)
+                                                   const tile_coord &p, int row, int column,
+                                                   const row_terms (&rows)[THREAD_ROWS], u32 terms)
 {
     int h = p.h + a.h0;
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
-        int half = i / 2 % 2, n = i / 4 * 8 + i % 2, key[MASK_KEY_WORDS];
-        key_terms_load<config::SCORE_KEYS, config::MASK_KEYS>(key, terms, (int)threadIdx.x % 4 * 2 + n);
+        int half = forward::row_of(i), n = forward::column_of(i), key[MASK_KEY_WORDS];
+        key_terms_load<config::SCORE_KEYS, config::MASK_KEYS>(key, terms, forward::first_column() + n);
         if (!attune_mask_of(p.b + a.b0, h, row + half * 8 + a.q0, column + n, h / a.mask_group, a.mask_q_len,
                             a.mask_kv_len, 0.0f, key, rows[half].mask, a.mask_symbols))
             s[i] = -ATTUNE_INF;
@@ -271,33 +273,34 @@ __device__ __forceinline__ u32 wait_key_terms(const attune_cuda_arguments &a, un
 {
     if (!KEY_TERMS || !has_terms(a, flags))
         return 0;
-    consumer_wait<&key_terms_control::terms>(*(key_terms_control *)(memory + sm90::KEY_TERMS_OFFSET),
+    consumer_wait<&key_terms_control::terms>(*(key_terms_control *)(memory + forward::KEY_TERMS_OFFSET),
                                              {r.stage, config::SCORE_KEYS ? r.phase : phases >> r.stage & 1});
     phases ^= 1u << r.stage;
-    return shared_address(memory) + sm90::KEY_TERMS_OFFSET + sizeof(key_terms_control) + r.stage * TERM_BYTES;
+    return shared_address(memory) + forward::KEY_TERMS_OFFSET + sizeof(key_terms_control) + r.stage * TERM_BYTES;
 }
 
 __device__ __forceinline__ void release_key_terms(const attune_cuda_arguments &a, unsigned char *memory, int flags,
                                                   const pipeline_state &r)
 {
     if (KEY_TERMS && has_terms(a, flags))
-        consumer_release<&key_terms_control::terms>(*(key_terms_control *)(memory + sm90::KEY_TERMS_OFFSET), r);
+        consumer_release<&key_terms_control::terms>(*(key_terms_control *)(memory + forward::KEY_TERMS_OFFSET), r);
 }
 
 /* FIRST: a query tile's first key tile, where slower and shorter code will do; row: the thread's first row; linear: the
  * scores of both rows are linear_scores; terms: the address of the keys' terms. */
-template <bool FIRST>
-__device__ __forceinline__ void apply_score_and_mask(float (&s)[BLOCK_N / 2], const attune_cuda_arguments &a,
-                                                     const tile_coord &p, int kv, int flags, int row,
-                                                     const linear_score (&linear_scores)[2], bool linear, u32 terms)
+template <bool FIRST, int COUNT>
+__device__ __forceinline__ void
+apply_score_and_mask(float (&s)[COUNT], const attune_cuda_arguments &a, const tile_coord &p, int kv, int flags, int row,
+                     const linear_score (&linear_scores)[THREAD_ROWS], bool linear, u32 terms)
 {
-    constexpr int SIZE = !FIRST || sm90::SCORE_CHUNK_SIZE == sm90::CHUNK ? sm90::SCORE_CHUNK_SIZE : sm90::LARGE_CHUNK;
-    int column = kv + (int)threadIdx.x % 4 * 2;
-    row_terms rows[2];
+    constexpr int SIZE =
+        !FIRST || forward::SCORE_CHUNK_SIZE == forward::CHUNK ? forward::SCORE_CHUNK_SIZE : forward::LARGE_CHUNK;
+    int column = kv + forward::first_column();
+    row_terms rows[THREAD_ROWS];
     if constexpr (KEY_TERMS > 0) {
         if (has_terms(a, flags))
 #pragma unroll
-            for (int half = 0; half < 2; half++)
+            for (int half = 0; half < THREAD_ROWS; half++)
                 row_terms_make(rows[half], a, {p.b, p.h, p.h_kv, row + half * 8}, flags & TILE_PARTIAL);
     }
     if (config::HAVE_LINEAR_SCORE && linear) {
@@ -322,40 +325,45 @@ __device__ __forceinline__ void apply_score_and_mask(float (&s)[BLOCK_N / 2], co
     } else if (a.scale <= 0.0f) {
         float sign = fold_sign(a.scale);
 #pragma unroll
-        for (int i = 0; i < BLOCK_N / 2; i++)
+        for (int i = 0; i < COUNT; i++)
             s[i] *= sign;
     }
     if (!(flags & TILE_MASKED))
         return;
-    int limit = sm90::BLOCK_LISTS > 1 && flags & TILE_ABSENT ? 0 : a.kv_len;
-    int low[2] = {0, 0}, high[2] = {limit, limit};
+    int limit = forward::BLOCK_LISTS > 1 && flags & TILE_ABSENT ? 0 : a.kv_len;
+    int low[THREAD_ROWS], high[THREAD_ROWS];
+#pragma unroll
+    for (int half = 0; half < THREAD_ROWS; half++) {
+        low[half] = 0;
+        high[half] = limit;
+    }
     bool ranges = flags & TILE_PARTIAL && mask_has_ranges(a);
     if (ranges) {
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
+        for (int half = 0; half < THREAD_ROWS; half++) {
             mask_range(a, p, row + half * 8, low[half], high[half]);
             high[half] = min(high[half], limit);
         }
     } else if constexpr (config::HAVE_MASK_PAIRS) {
         if (flags & TILE_PARTIAL)
-            rotate_chunks<sm90::MASK_CHUNK_SIZE>(s, [&](float(&chunk)[sm90::MASK_CHUNK_SIZE], int columns) {
+            rotate_chunks<forward::MASK_CHUNK_SIZE>(s, [&](float(&chunk)[forward::MASK_CHUNK_SIZE], int columns) {
                 if constexpr (config::MASK_KEYS > 0)
                     forbid_pairs_terms(chunk, a, p, row, column + columns, rows, terms + columns * 4);
                 else
                     forbid_pairs(chunk, a, p, row, column + columns);
             });
     }
-    if (ranges || kv + BLOCK_N > limit)
+    if (ranges || kv + COUNT * forward::SPREAD > limit)
 #pragma unroll
-        for (int half = 0; half < 2; half++)
+        for (int half = 0; half < THREAD_ROWS; half++)
             forbid_outside(s, half, low[half] - column, high[half] - column);
 }
 
 /* 4: the score and mask hook. r: the stage of the keys' terms. */
-template <bool FIRST>
-__device__ __forceinline__ void modify_scores(float (&s)[BLOCK_N / 2], const attune_cuda_arguments &a,
-                                              unsigned char *memory, const tile_coord &p, int kv, int flags, int row,
-                                              const linear_score (&linear_scores)[2], bool linear,
+template <bool FIRST, int COUNT>
+__device__ __forceinline__ void modify_scores(float (&s)[COUNT], const attune_cuda_arguments &a, unsigned char *memory,
+                                              const tile_coord &p, int kv, int flags, int row,
+                                              const linear_score (&linear_scores)[THREAD_ROWS], bool linear,
                                               const pipeline_state &r, u32 &phases)
 {
     u32 terms = wait_key_terms(a, memory, flags, r, phases);

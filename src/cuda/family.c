@@ -7,6 +7,7 @@
 #include "plan/family.h"
 
 static const attune__cuda_family *const families[] = {
+    &attune__cuda_family_sm100a,
     &attune__cuda_family_sm90a,
     &attune__cuda_family_sm80_atomic,
     &attune__cuda_family_sm80,

@@ -37,7 +37,8 @@ typedef struct attune__cuda_family {
     bool splits_tail;
 } attune__cuda_family;
 
-extern const attune__cuda_family attune__cuda_family_sm80, attune__cuda_family_sm80_atomic, attune__cuda_family_sm90a;
+extern const attune__cuda_family attune__cuda_family_sm80, attune__cuda_family_sm80_atomic, attune__cuda_family_sm90a,
+    attune__cuda_family_sm100a;
 
 /* NULL = this version has no kernel of that family. */
 const attune__cuda_family *attune__cuda_family_find(const char *name);

@@ -71,11 +71,13 @@ static void fill(const attune__search *search, const attune__found *found, attun
     decision->choice = choice_of(search, found);
     decision->variant = variant_of(search, found, &decision->choice);
     uint32_t rejected = decision->rejection_count;
-    snprintf(decision->why, sizeof decision->why, "%s",
+    const char *caveat = found->family->caveat;
+    snprintf(decision->why, sizeof decision->why, "%s%s%s",
              search->forced & ATTUNE__TILE_OPTIONS
                  ? "the largest tile of the fastest kernel with the options given that fits"
              : rejected == 0 ? "the fastest kernel of this device with its first tile"
-                             : "the first, from the fastest down, that this device and problem allow");
+                             : "the first, from the fastest down, that this device and problem allow",
+             caveat ? "; " : "", caveat ? caveat : "");
 }
 
 static attune_status check_named_kernel(const attune_limits *limits, const attune_pass_options *options)

@@ -9,20 +9,11 @@
 #include "base/error.h"
 
 const attune__family *const attune__families[] = {
-    &attune__cpu_amx,
-    &attune__cpu_bf16,
-    &attune__cpu,
-    &attune__cuda_sm90a,
-    &attune__cuda_sm80_atomic,
-    &attune__cuda_sm80,
-    &attune__vulkan_coopmat,
-    &attune__vulkan_lanes,
-    &attune__vulkan_subgroup,
-    &attune__vulkan_portable,
-    &attune__opencl_lanes,
-    &attune__opencl_portable,
-    &attune__opencl_serving,
-    NULL,
+    &attune__cpu_amx,         &attune__cpu_bf16,        &attune__cpu,
+    &attune__cuda_sm100a,     &attune__cuda_sm90a,      &attune__cuda_sm80_atomic,
+    &attune__cuda_sm80,       &attune__vulkan_coopmat,  &attune__vulkan_lanes,
+    &attune__vulkan_subgroup, &attune__vulkan_portable, &attune__opencl_lanes,
+    &attune__opencl_portable, &attune__opencl_serving,  NULL,
 };
 
 const attune__family *attune__family_find(const char *name)
@@ -84,7 +75,8 @@ static const char *reject_dtype(const attune__family *family, const attune__sear
 
 static const char *matrix_name(uint32_t missing)
 {
-    return missing & ATTUNE_MATRIX_WGMMA      ? "wgmma"
+    return missing & ATTUNE_MATRIX_TCGEN05    ? "tcgen05"
+           : missing & ATTUNE_MATRIX_WGMMA    ? "wgmma"
            : missing & ATTUNE_MATRIX_MMA_SYNC ? "mma.sync"
            : missing & ATTUNE_MATRIX_AMX      ? "AMX"
            : missing & ATTUNE_MATRIX_CPU_BF16 ? "AVX512-BF16 or BFDOT"

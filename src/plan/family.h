@@ -94,6 +94,7 @@ typedef struct attune__family {
      * or returns NULL = neither. */
     const char *(*reject_problem)(const attune__search *search);
     const char *(*reject_automatic)(const attune__search *search);
+    const char *caveat;                   /* what the explanation of its choice adds, or NULL */
     uint32_t options[ATTUNE__PASS_COUNT]; /* bits of the options that its kernel uses, without those that the planner
                                              reads for all; 0 = it has no such pass */
 
@@ -115,7 +116,7 @@ typedef struct attune__family {
 
 /* The families, in the order of preference within a backend; NULL at the end. */
 extern const attune__family *const attune__families[];
-extern const attune__family attune__cpu_amx, attune__cpu_bf16, attune__cpu, attune__cuda_sm90a,
+extern const attune__family attune__cpu_amx, attune__cpu_bf16, attune__cpu, attune__cuda_sm100a, attune__cuda_sm90a,
     attune__cuda_sm80_atomic, attune__cuda_sm80, attune__vulkan_coopmat, attune__vulkan_lanes, attune__vulkan_subgroup,
     attune__vulkan_portable, attune__opencl_lanes, attune__opencl_portable, attune__opencl_serving;
 

@@ -166,6 +166,7 @@ static void header_options(workbench *w, const char *header, const attune_expr *
                            const attune__gradient *gradient, attune__cuda_kernel *kernel)
 {
     const bool hopper = strstr(header, "sm90") || strstr(header, "hopper") || strstr(header, "wgmma"),
+               blackwell = strstr(header, "sm100") || strstr(header, "tcgen05"),
                back = strstr(header, "backward") || strstr(header, "gradients");
     const attune_problem problem = {.struct_size = sizeof problem,
                                     .direction = back ? ATTUNE_BACKWARD : ATTUNE_FORWARD,
@@ -179,10 +180,12 @@ static void header_options(workbench *w, const char *header, const attune_expr *
     attune_profile profile = {.struct_size = sizeof profile};
     attune__shape shape;
     attune__decision decision;
-    cr_assert_eq(attune_profile_find(hopper ? "h200" : "a100", &profile), ATTUNE_OK);
+    const attune_kernel_options options = {.struct_size = sizeof options, .any = {.kernel = "cuda_sm100a"}};
+    cr_assert_eq(attune_profile_find(hopper ? "h200" : blackwell ? "b200" : "a100", &profile), ATTUNE_OK);
     cr_assert_eq(attune__shape_from_problem(&problem, &shape), ATTUNE_OK, "%s", attune_last_error());
     shape.expr = attune__analyse(mask, score, back ? gradient : NULL);
-    cr_assert_eq(attune__plan_choose(&profile.limits, &shape, NULL, &decision), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(attune__plan_choose(&profile.limits, &shape, blackwell ? &options : NULL, &decision), ATTUNE_OK, "%s",
+                 attune_last_error());
     const attune__program_desc desc = {&shape, &decision.choice, &decision.variant, mask, score, back ? gradient : NULL,
                                        NULL};
     cr_assert_eq(

@@ -278,6 +278,7 @@ int cuModuleGetFunction(void **function, void *module, const char *name)
     (void)module;
     CALL("cuModuleGetFunction");
     static const char *const kernels[] = {hopper,
+                                          "attune_forward_sm100",
                                           "attune_forward_sm80",
                                           "attune_backward_sm80",
                                           "attune_backward_sm90",

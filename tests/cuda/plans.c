@@ -177,6 +177,8 @@ static void check_cubin(const char *what, const attune_limits *limits, const att
         cr_expect_eq(f.mma + f.wgmma, 0, "%s: no products of matrices", what);
     else if (!strcmp(choice->kernel, "cuda_sm90a"))
         cr_expect_gt(f.wgmma, 0, "%s: no HGMMA", what);
+    else if (!strcmp(choice->kernel, "cuda_sm100a"))
+        cr_expect_gt(f.tcgen05, 0, "%s: no UTCHMMA", what);
     else
         cr_expect_gt(f.mma, 0, "%s: no HMMA", what);
 }
@@ -441,6 +443,30 @@ ARCHITECTURE(sm_89, "rtx4090", 2)
 ARCHITECTURE(sm_90a, "h200", 3)
 ARCHITECTURE(sm_100a, "b200", 4)
 ARCHITECTURE(sm_120a, "rtx5090", 5)
+
+/* The kernels that KERNEL alone selects, in both architectures that have tcgen05. */
+Test(cuda_plans, tcgen05)
+{
+    static workbench w;
+    static const forced named = {"automatic", {.kernel = "cuda_sm100a"}};
+    static const uint32_t architectures[] = {100, 103};
+    attune_profile profile;
+    open_profile(&w, "b200", &profile);
+    const uint64_t all = COUNT(all_masks) * COUNT(all_scores) * COUNT(all_dims) * 2, first = test_seed() % all;
+    for (uint64_t i = 0; i < scaled(4) && i < all; i++) {
+        uint64_t n = (first + i) * 1009 % all;
+        if (!test_part(i))
+            continue;
+        profile.limits.architecture = architectures[n % 2], n /= 2;
+        entry e = {.q_len = 2048, .dtype = all_dtypes[i % 2], .kv_heads = 2, .forced = &named};
+        e.mask = n % COUNT(all_masks), n /= COUNT(all_masks);
+        e.score = n % COUNT(all_scores), n /= COUNT(all_scores);
+        e.dims = all_dims[n];
+        compile_one(&w, &profile, &e);
+    }
+    cr_assert_eq(w.misfits, 0);
+    close_workbench(&w);
+}
 
 /* The reader refuses damaged cubins. */
 Test(cuda_plans, the_reader_refuses_what_is_no_cubin)

@@ -12,7 +12,7 @@ BELOW = {
     'base': set(),
     'expr': {'base'},
     'mask': {'base', 'expr'},
-    'plan': {'base', 'expr/analysis.h', 'cuda/layout.h', 'cuda/layout_sm80.h', 'cuda/layout_sm90.h',
+    'plan': {'base', 'expr/analysis.h', 'cuda/layout.h', 'cuda/layout_sm80.h', 'cuda/layout_sm90.h', 'cuda/layout_sm100.h',
              'shaders/layout_backward.h', 'shaders/layout_backward_matrix.h', 'shaders/layout_forward.h', 'shaders/layout_lanes.h', 'shaders/layout_matrix.h', 'shaders/layout_registers.h',
              'shaders/layout_serving.h'},
     'cache': {'base'},

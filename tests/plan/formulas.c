@@ -87,6 +87,14 @@ static uint64_t sm90a(const attune_plan_choice *c, numbers x)
     return rows * x.d * 2 + x.stages * x.n * (x.d + x.dv) * 2 + up(272 + 56 * x.stages, 128) + words;
 }
 
+static uint64_t sm100a(numbers x)
+{
+    x.d = up(x.d, 64), x.dv = up(x.dv, 64);
+    const uint64_t rows = (x.d > 64 || x.dv > 64 ? 1 : 2) * x.m;
+    const uint64_t words = x.words ? up(x.stages * (16 + x.words * x.n * 4), 128) : 0;
+    return rows * x.d * 2 + x.stages * x.n * (x.d + x.dv) * 2 + up(336 + 56 * x.stages, 128) + words;
+}
+
 static uint64_t scalar(const attune_plan_choice *c, numbers x, bool portable)
 {
     if (c->direction == ATTUNE_BACKWARD) {
@@ -171,6 +179,8 @@ uint64_t formula_bytes(const attune_limits *limits, const attune_problem *proble
         return sm80_atomic(x);
     if (!strcmp(c->kernel, "cuda_sm90a"))
         return sm90a(c, x);
+    if (!strcmp(c->kernel, "cuda_sm100a"))
+        return sm100a(x);
     if (!strcmp(c->kernel, "vulkan_lanes"))
         return 0;
     if (!strcmp(c->kernel, "opencl_lanes")) { /* inner rows that are converted once, or an array without content */

@@ -142,7 +142,8 @@ static void random_pass(attune_pass_options *o, bool forward, bool backward)
                                           "opencl_lanes",
                                           "opencl_serving",
                                           "cpu_bf16",
-                                          "cpu_amx"};
+                                          "cpu_amx",
+                                          "cuda_sm100a"};
     if (bits & 16384 && next() % 2)
         strcpy(o->kernel, kernels[next() % (sizeof kernels / sizeof kernels[0])]);
 }
@@ -225,8 +226,9 @@ static void check_choice(const attune_profile *p, const attune_problem *q, const
     uint32_t q_block = q->mask_q_block ? q->mask_q_block : 128, kv_block = q->mask_kv_block ? q->mask_kv_block : 128;
     for (int i = 0; i < 2; i++) {
         cr_assert(rows[i] && columns[i], "%s", what);
-        /* Each of Hopper's groups of 64 rows is within one block. */
-        const bool groups = rows[i] == 192 && !strcmp(c->kernel, "cuda_sm90a") && q_block % 128 == 0;
+        /* Each of Hopper's groups of 64 rows, and of Blackwell's of 128, is within one block. */
+        const bool groups = q_block % 128 == 0 && ((rows[i] == 192 && !strcmp(c->kernel, "cuda_sm90a")) ||
+                                                   (rows[i] == 256 && !strcmp(c->kernel, "cuda_sm100a")));
         cr_assert(!q->block_mask || c->decode || q_block % rows[i] == 0 || groups, "%s: %u rows", what, rows[i]);
         cr_assert(!q->block_mask || kv_block % columns[i] == 0, "%s: %u columns", what, columns[i]);
     }

@@ -8,6 +8,8 @@
 enum { FORMAT_SIZED = 4, REGISTERS = 0x2f, FRAME = 0x11 };
 
 enum { LOAD_LOCAL = 0x983, STORE_LOCAL = 0x387, HGMMA_SHARED = 0x9f0, HGMMA_REGISTERS = 0xdf0, HMMA = 0x23c };
+/* Of tcgen05.mma, with A in shared memory and in tensor memory: by their numbers in a kernel. */
+enum { UTCHMMA_SHARED = 0x5ea, UTCHMMA_TENSOR = 0x9ea };
 /* FSETP, of a register with another one, a constant of the text and one of memory. */
 enum { COMPARE = 0x20b, COMPARE_IMMEDIATE = 0x80b, COMPARE_CONSTANT = 0xa0b };
 
@@ -85,6 +87,7 @@ static void read_text(const image *i, const Elf64_Shdr *s, cubin_figures *f)
         const uint32_t opcode = word_at(i, at) & 0xfff;
         f->spills += opcode == LOAD_LOCAL || opcode == STORE_LOCAL;
         f->wgmma += opcode == HGMMA_SHARED || opcode == HGMMA_REGISTERS;
+        f->tcgen05 += opcode == UTCHMMA_SHARED || opcode == UTCHMMA_TENSOR;
         f->mma += opcode == HMMA;
         f->compares += opcode == COMPARE || opcode == COMPARE_IMMEDIATE || opcode == COMPARE_CONSTANT;
     }

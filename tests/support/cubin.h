@@ -15,6 +15,7 @@ typedef struct cubin_figures {
     uint32_t shared;    /* static bytes, what the driver reserves included */
     uint32_t spills;    /* instructions that load or store local memory */
     uint32_t wgmma;     /* HGMMA instructions */
+    uint32_t tcgen05;   /* UTCHMMA instructions */
     uint32_t mma;       /* HMMA instructions */
     uint32_t compares;  /* FSETP instructions */
 } cubin_figures;

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: MIT */
+/* The configuration of the forward kernel for sm_100a: what follows from the plan's tile, the head dimensions and the
+ * expressions, and the layout of its memory. The producers of forward_sm90.cu, which it shares, read it too. */
+#ifndef ATTUNE_CUDA_CONFIG_FORWARD_SM100_CUH
+#define ATTUNE_CUDA_CONFIG_FORWARD_SM100_CUH
+
+#include "common.cuh"
+#include "layout_sm100.h"
+
+struct forward_config {
+    static constexpr int GROUPS = BLOCK_M / 128; /* softmax warp groups, of 128 rows each */
+
+    /* A thread holds one row of S, and all columns of a part of it. */
+    static constexpr int THREAD_ROWS = 1, SPREAD = 1;
+    static __device__ __forceinline__ constexpr int row_of(int)
+    {
+        return 0;
+    }
+    static __device__ __forceinline__ constexpr int column_of(int i)
+    {
+        return i;
+    }
+    static __device__ __forceinline__ int first_column()
+    {
+        return 0;
+    }
+    /* The columns of S that a thread has in registers at once. */
+    static constexpr int PART = 32, PARTS = BLOCK_N / PART;
+
+    /* Slabs of 64 columns in shared memory, the steps of Q K over its columns, those of P V over keys, the columns of
+     * O. */
+    static constexpr int SLABS_D = (HEAD_DIM + 63) / 64, SLABS_DV = (HEAD_DIM_V + 63) / 64;
+    static constexpr int STEPS_D = (HEAD_DIM + 15) / 16, STEPS_N = BLOCK_N / 16, WIDTH_DV = round_up(HEAD_DIM_V, 16);
+
+    /* Scores, and pairs of a mask, that are computed at once: the planner's choice (src/plan/family_cuda_variant.c). */
+    static constexpr int CHUNK = 8, FIRST_CHUNK = 16, LARGE_CHUNK = 16;
+    static constexpr bool LARGE_CHUNKS = config::FAST_FUNCTIONS && !config::HAVE_SCORE_CAP;
+    static constexpr int SCORE_CHUNK_SIZE = config::SCORE_CHUNKS ? CHUNK : LARGE_CHUNKS ? LARGE_CHUNK : PART;
+    static constexpr int MASK_CHUNK_SIZE = config::MASK_CHUNKS ? CHUNK : PART;
+
+    /* 256 query rows may be in two of the mask's blocks of 128 rows. Both blocks' lists are iterated then, and each
+     * softmax warp group takes the flags of the block that its 128 rows are in. */
+    static constexpr int BLOCK_LISTS = config::HAVE_BLOCKS && GROUPS == 2 ? 2 : 1;
+    /* P of a forbidden pair is 0, but 0 times an infinity or NaN of V is NaN. In tiles with forbidden pairs the scan
+     * warps replace such elements of V by 0, and the softmax warps add them to the rows that may attend them. */
+    static constexpr bool SCANS_V = HAVE_MASK || BLOCK_LISTS > 1;
+    /* The scan warps compute the terms of the keys too. */
+    static constexpr int SCAN_WARPS = SCANS_V || KEY_TERMS ? 2 : 0, SCAN_THREADS = 64;
+    /* The tile scheduler has a lane for each block list; lane 0 fills the queue. */
+    static constexpr u32 SCHEDULER_LANES = (1u << BLOCK_LISTS) - 1;
+    static constexpr int QUEUE_STAGES = 4;
+
+    /* Warp groups: the producers, the softmax of each 128 rows, and one whose first warp issues products. */
+    static constexpr int SOFTMAX_WARPS = 4 * GROUPS, MMA_WARP = 4 + SOFTMAX_WARPS;
+    /* Commits release stages: the CTA must not end before they have arrived. */
+    static constexpr bool DRAINS = true;
+    /* setmaxnreg's; together the warp groups have the 65536 of an SM. */
+    static constexpr int OTHER_REGISTERS = GROUPS == 2 ? 72 : 72;
+    static constexpr int SOFTMAX_REGISTERS = GROUPS == 2 ? 184 : 248;
+
+    /* Shared memory and tensor memory (layout_sm100.h). */
+    static constexpr attune_cuda_forward_sm100_layout LAYOUT = attune_cuda_forward_sm100(TILE);
+    static constexpr u32 Q_SLAB = BLOCK_M * 128, KV_SLAB = BLOCK_N * 128;
+    static constexpr u32 Q_BYTES = LAYOUT.q_buffer, K_BYTES = LAYOUT.k_stage, V_BYTES = LAYOUT.v_stage;
+    static constexpr int Q_BUFFERS = LAYOUT.q_buffers;
+    static constexpr u32 K_OFFSET = LAYOUT.k, V_OFFSET = LAYOUT.v, CONTROL_OFFSET = LAYOUT.control;
+    static constexpr u32 KEY_TERMS_OFFSET = LAYOUT.key_terms;
+    static constexpr int TMEM_COLUMNS = (int)LAYOUT.columns;
+    static constexpr u32 GROUP_COLUMNS = LAYOUT.group_columns, O_COLUMN = BLOCK_N;
+
+    static_assert(THREADS == 128 * (GROUPS + 2), "producers, a warp group for each 128 rows, and that of the products");
+    static_assert(BLOCK_M % 128 == 0 && BLOCK_N % PART == 0, "whole warp groups, and parts of S");
+    static_assert(TMEM_COLUMNS <= ATTUNE_CUDA_TENSOR_COLUMNS, "tensor memory");
+    static_assert(planned(LAYOUT.size));
+    static_assert(!KEY_TERMS || BLOCK_LISTS == 1, "scan warps and softmax warps read the same flags");
+};
+typedef forward_config sm100, forward;
+
+#endif

@@ -1,0 +1,518 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Forward for Blackwell data-centre GPUs: TMA, mbarriers, tcgen05 and tensor memory, after FlashAttention-4. The stages
+ * are those of docs/algorithm.md. It has run under the model (docs/model.md), and never on hardware.
+ *
+ * A persistent CTA has the producers of Hopper's kernel (producer_sm90.cuh), a softmax warp group for each 128 rows of
+ * a query tile, and a thread that issues all products. S, P and O are in tensor memory, where a softmax thread has the
+ * lane of its row. For each 128 rows the order is S = Q K, softmax, O += P V, and the next S, which takes the place of
+ * P. With two such groups the products of one run under the softmax of the other.
+ *
+ * For each key tile a group has two handovers: the products' commit says that S is complete, and with it P V of the key
+ * tile before; the softmax warps say that P is in tensor memory and O rescaled. A third says at the end of a query tile
+ * that O is complete.
+ */
+#include "config_forward_sm100.cuh" /* before the headers that read it */
+
+#include "producer_sm90.cuh"
+#include "scores_sm90.cuh"
+#include "tcgen05.cuh"
+
+/* After the terms of the keys or, without them, in the same place as `control`: barriers of each softmax group. */
+struct group_control {
+    u64 s_full, p_full, o_full;
+};
+
+struct sm100_control {
+    control tiles;
+    group_control groups[sm100::GROUPS];
+    u32 tmem; /* the address of the allocated columns */
+};
+static_assert(sizeof(sm100_control) <= sm100::LAYOUT.control_bytes);
+
+/* --------------------------------------------------------------------------------------------------------- products */
+
+/* 3: S = Q K^T of 128 rows. */
+__device__ __forceinline__ void multiply_qk(u32 s, u64 q, u64 k)
+{
+#pragma unroll
+    for (int step = 0; step < sm100::STEPS_D; step++)
+        tcgen05_ss(s, q + (step / 4 * sm100::Q_SLAB + step % 4 * 32) / 16,
+                   k + (step / 4 * sm100::KV_SLAB + step % 4 * 32) / 16, tcgen05_instruction(BLOCK_N, false), step);
+}
+
+/* 6: O += P V of 128 rows. O is 0 at first. */
+__device__ __forceinline__ void multiply_pv(u32 o, u32 p, u64 v)
+{
+#pragma unroll
+    for (int step = 0; step < sm100::STEPS_N; step++)
+        tcgen05_ts(o, p + step * 8, v + step * (16 * 128 / 16), tcgen05_instruction(sm100::WIDTH_DV, true), 1);
+}
+
+__device__ __forceinline__ u64 describe_q(u32 memory, u32 stage, int group)
+{
+    return tcgen05_descriptor(describe_k_major(memory + stage * sm100::Q_BYTES + (u32)group * 128 * 128));
+}
+
+/* The thread that issues the products. */
+__device__ __forceinline__ void multiply(sm100_control &c, u32 memory)
+{
+    u32 k_tiles = memory + sm100::K_OFFSET, v_tiles = memory + sm100::V_OFFSET;
+    pipeline_state r = {0, 0}, k = {0, 0}, v = {0, 0}; /* of Q, K and V */
+    u32 p_phase = 0, o_phase = 0;                      /* of every group */
+    for (;;) {
+        /* 1: wait for Q */
+        consumer_wait<&control::q>(c.tiles, r);
+        int flags = c.tiles.query_tiles[r.stage].flags;
+        if (!flags)
+            break;
+        if (flags & TILE_LAST) { /* no keys: an arrival in place of the commit's too */
+            consumer_release_thread<&control::q>(c.tiles, r);
+            consumer_release_thread<&control::q>(c.tiles, r);
+            advance<sm100::Q_BUFFERS>(r);
+            continue;
+        }
+        /* 2: wait for K of the first key tile */
+        consumer_wait<&control::k>(c.tiles, k);
+        flags = c.tiles.key_tiles[k.stage].flags;
+        u64 keys = tcgen05_descriptor(describe_k_major(k_tiles + k.stage * sm100::K_BYTES));
+#pragma unroll 1
+        for (int g = 0; g < sm100::GROUPS; g++) {
+            /* 3: S = Q K^T. P V of the last query tile is complete: o_full was waited for below. */
+            multiply_qk(c.tmem + g * sm100::GROUP_COLUMNS, describe_q(memory, r.stage, g), keys);
+            tcgen05_commit(&c.groups[g].s_full);
+        }
+        for (;;) {
+            bool last = flags & TILE_LAST;
+            tcgen05_commit(&c.tiles.k.empty[k.stage]);
+            consumer_release_thread<&control::k>(c.tiles, k);
+            advance(k);
+            if (!last) {
+                /* 2: wait for K of the next key tile */
+                consumer_wait<&control::k>(c.tiles, k);
+                flags = c.tiles.key_tiles[k.stage].flags;
+                keys = tcgen05_descriptor(describe_k_major(k_tiles + k.stage * sm100::K_BYTES));
+            } else {
+                tcgen05_commit(&c.tiles.q.empty[r.stage]);
+                consumer_release_thread<&control::q>(c.tiles, r);
+            }
+            /* 2: wait for V */
+            consumer_wait<&control::v>(c.tiles, v);
+            u64 values = tcgen05_descriptor(describe_n_major(v_tiles + v.stage * sm100::V_BYTES, sm100::KV_SLAB));
+#pragma unroll 1
+            for (int g = 0; g < sm100::GROUPS; g++) {
+                u32 s = c.tmem + g * sm100::GROUP_COLUMNS;
+                barrier_wait(&c.groups[g].p_full, p_phase);
+                tmem_fence_after();
+                /* 6: O += P V */
+                multiply_pv(s + sm100::O_COLUMN, s, values);
+                tcgen05_commit(&c.groups[g].o_full);
+                if (last)
+                    continue;
+                /* P, which the next S overwrites, has been read. Products with other accumulators have no order. */
+                barrier_wait(&c.groups[g].o_full, o_phase);
+                tmem_fence_after();
+                /* 3: S = Q K^T */
+                multiply_qk(s, describe_q(memory, r.stage, g), keys);
+                tcgen05_commit(&c.groups[g].s_full);
+            }
+            tcgen05_commit(&c.tiles.v.empty[v.stage]);
+            advance(v);
+            p_phase ^= 1;
+            if (last) {
+#pragma unroll
+                for (int g = 0; g < sm100::GROUPS; g++)
+                    barrier_wait(&c.groups[g].o_full, o_phase);
+                tmem_fence_after();
+            }
+            o_phase ^= 1;
+            if (last)
+                break;
+        }
+        advance<sm100::Q_BUFFERS>(r);
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------------- softmax */
+
+constexpr float RESCALE_THRESHOLD_LOG2 = 8.0f;
+
+/* What a softmax thread knows of its row. */
+struct row_state {
+    float row_max, row_sum;
+};
+
+__device__ __forceinline__ void load_part(float (&s)[sm100::PART], u32 from)
+{
+    u32 w[sm100::PART];
+    tmem_load(w, from);
+    tmem_wait_load(w);
+#pragma unroll
+    for (int i = 0; i < sm100::PART; i++)
+        s[i] = __uint_as_float(w[i]);
+}
+
+__device__ __forceinline__ void store_part(u32 to, const float (&s)[sm100::PART])
+{
+    u32 w[sm100::PART];
+#pragma unroll
+    for (int i = 0; i < sm100::PART; i++)
+        w[i] = __float_as_uint(s[i]);
+    tmem_store(to, w);
+}
+
+/* Calls f(o, column) for each 16 columns of O, which f may change. */
+template <typename function> __device__ __forceinline__ void change_o(u32 o, function f)
+{
+#pragma unroll 1
+    for (int column = 0; column < sm100::WIDTH_DV; column += 16) {
+        u32 w[16];
+        float x[16];
+        tmem_load(w, o + (u32)column);
+        tmem_wait_load(w);
+#pragma unroll
+        for (int i = 0; i < 16; i++)
+            x[i] = __uint_as_float(w[i]);
+        f(x, column);
+#pragma unroll
+        for (int i = 0; i < 16; i++)
+            w[i] = __float_as_uint(x[i]);
+        tmem_store(o + (u32)column, w);
+    }
+    tmem_wait_store();
+}
+
+__device__ __forceinline__ void zero_o(u32 o)
+{
+    u32 w[16];
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        w[i] = 0;
+#pragma unroll 1
+    for (int column = 0; column < sm100::WIDTH_DV; column += 16)
+        tmem_store(o + (u32)column, w);
+    tmem_wait_store();
+}
+
+/* 4: score and mask hook: in place, where S changes at all. Returns the row's maximum over the tile. */
+__device__ __forceinline__ float modify_s(u32 s, const attune_cuda_arguments &a, const tile_coord &p, int kv, int flags,
+                                          int row, const linear_score (&linear_scores)[1], bool linear, u32 terms)
+{
+    bool modified = HAVE_SCORE || flags & TILE_MASKED || a.scale <= 0.0f;
+    float largest = -ATTUNE_INF;
+#pragma unroll 1
+    for (int part = 0; part < sm100::PARTS; part++) {
+        float x[sm100::PART];
+        u32 at = s + (u32)(part * sm100::PART);
+        load_part(x, at);
+        if (modified) {
+            apply_score_and_mask<false>(x, a, p, kv + part * sm100::PART, flags, row, linear_scores, linear,
+                                        terms + (u32)(part * sm100::PART * 4));
+            store_part(at, x);
+        }
+        float most[2] = {largest, -ATTUNE_INF};
+#pragma unroll
+        for (int i = 0; i < sm100::PART; i++)
+            most[i % 2] = fmaxf(most[i % 2], x[i]);
+        largest = fmaxf(most[0], most[1]);
+    }
+    if (modified)
+        tmem_wait_store();
+    return largest;
+}
+
+/*
+ * 5: online softmax: the reference that the exponentials subtract, `row_max`, rises only where a weight would be larger
+ * than 2^8, or where maxima are a result, which has to be exact. P, the row sums and O are floating-point, so larger
+ * weights lose nothing. O is rescaled by whole warps, whose accesses to tensor memory are collective.
+ */
+__device__ __forceinline__ void raise_maximum(row_state &state, u32 o, float largest, float factor, bool exact,
+                                              bool first)
+{
+    float next = fmaxf(state.row_max, largest);
+    bool rises = exact ? next > state.row_max : (next - state.row_max) * factor > RESCALE_THRESHOLD_LOG2;
+    float alpha = 1.0f;
+    if (rises) {
+        alpha = exp2_fast((state.row_max - next) * factor);
+        state.row_max = next;
+        state.row_sum *= alpha;
+    }
+    /* O is 0 in a query tile's first key tile. */
+    if (!first && __any_sync(0xffffffffu, rises))
+        change_o(o, [&](float(&x)[16], int) {
+#pragma unroll
+            for (int i = 0; i < 16; i++)
+                x[i] *= alpha;
+        });
+}
+
+/* 5: S becomes P, in 16 bits, in the first half of its columns: those of a part have been read when they are
+ * overwritten. */
+__device__ __forceinline__ void exponentiate(row_state &state, u32 s, float factor)
+{
+    /* A row without an allowed pair so far subtracts 0, since -inf - -inf is NaN and exp(-inf - 0) is 0. */
+    float shift = state.row_max == -ATTUNE_INF ? 0.0f : state.row_max * factor;
+    float sum[2] = {state.row_sum, 0.0f};
+#pragma unroll 1
+    for (int part = 0; part < sm100::PARTS; part++) {
+        float x[sm100::PART];
+        u32 w[sm100::PART / 2];
+        load_part(x, s + (u32)(part * sm100::PART));
+#pragma unroll
+        for (int i = 0; i < sm100::PART / 2; i++) {
+            float even = exp2_fast(__fmaf_rn(x[i * 2], factor, -shift));
+            float odd = exp2_fast(__fmaf_rn(x[i * 2 + 1], factor, -shift));
+            sum[0] += even;
+            sum[1] += odd;
+            w[i] = pack(even, odd);
+        }
+        tmem_store(s + (u32)(part * (sm100::PART / 2)), w);
+    }
+    state.row_sum = sum[0] + sum[1];
+}
+
+/* Adds the infinities and NaN of V that the scan warps replaced by 0, to the rows that are allowed to attend them.
+ * Their product with any weight is infinite or NaN, so the weight is left out. */
+__device__ __forceinline__ void add_non_finite_v(u32 o, const attune_cuda_arguments &a, const tile_coord &p, int kv,
+                                                 int flags, int row)
+{
+    int end = min(kv + BLOCK_N, a.kv_len);
+    const element *v = (const element *)a.v.address + p.b * a.v.batch + p.h_kv * a.v.head;
+    change_o(o, [&](float(&x)[16], int column) {
+#pragma unroll 1
+        for (int key = kv; key < end; key++) {
+            bool allowed = !(flags & TILE_ABSENT) && (!(flags & TILE_PARTIAL) || pair_allowed(a, p, row, key));
+            if (!allowed)
+                continue;
+#pragma unroll
+            for (int i = 0; i < 16; i++) {
+                u32 bits = column + i < HEAD_DIM_V ? v[key * a.v.row + column + i] : 0;
+                if (non_finite_signs(bits) & 0x8000u)
+                    x[i] += unpack(bits);
+            }
+        }
+    });
+}
+
+/* Before P V: waits until the scan warps have read the tile's V. Not every tile is scanned, so each stage has a phase
+ * of its own: `scanned` has a bit for each stage, the phase to wait for. */
+__device__ __forceinline__ void wait_scanned(u32 o, control &c, const attune_cuda_arguments &a, const tile_coord &p,
+                                             int kv, int flags, int row, u32 stage, u32 &scanned)
+{
+    if (!sm100::SCANS_V || !(flags & TILE_SCAN_V))
+        return;
+    barrier_wait(&c.v_scanned[stage], scanned >> stage & 1);
+    scanned ^= 1u << stage;
+    if (c.non_finite[stage])
+        add_non_finite_v(o, a, p, kv, flags, row);
+}
+
+/* ------------------------------------------------------------------------------------------------------------ store */
+
+/* 7: LSE and row maximum. largest: of the scores. */
+__device__ __forceinline__ void store_sums(const attune_cuda_arguments &a, const tile_coord &p, int row, float lse,
+                                           float largest)
+{
+    if (a.lse.address)
+        ((float *)a.lse.address)[p.b * a.lse.batch + p.h * a.lse.head + row * a.lse.row] = lse;
+    if (a.row_max.address)
+        ((float *)a.row_max.address)[p.b * a.row_max.batch + p.h * a.row_max.head + row * a.row_max.row] = largest;
+}
+
+/* 7: 16 columns of a row of O. wide: it is aligned for stores of 16 bytes. */
+__device__ __forceinline__ void store_columns(element *to, const float (&x)[16], int column, bool wide)
+{
+    u32 w[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        w[i] = pack(x[i * 2], x[i * 2 + 1]);
+#pragma unroll
+    for (int i = 0; i < 16; i += 8) {
+        if (wide && column + i + 8 <= HEAD_DIM_V) {
+            *(uint4 *)(to + column + i) = make_uint4(w[i / 2], w[i / 2 + 1], w[i / 2 + 2], w[i / 2 + 3]);
+            continue;
+        }
+#pragma unroll
+        for (int j = i; j < i + 8; j++)
+            if (column + j < HEAD_DIM_V)
+                to[column + j] = (element)(w[j / 2] >> j % 2 * 16);
+    }
+}
+
+/* 7: store O and LSE. All threads of a warp load their rows, also past the last one. */
+__device__ __forceinline__ void store(const row_state &state, u32 o, const attune_cuda_arguments &a,
+                                      const tile_coord &p, int row, float factor)
+{
+    element *to = (element *)a.o.address + p.b * a.o.batch + p.h * a.o.head + row * a.o.row;
+    bool wide = ((a.o.address | (u64)(a.o.batch | a.o.head | a.o.row) * sizeof(element)) & 15) == 0;
+    float sum = state.row_sum, inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+    bool fully_masked = sum == 0.0f;
+#pragma unroll 1
+    for (int column = 0; column < sm100::WIDTH_DV; column += 16) {
+        u32 w[16];
+        float x[16];
+        tmem_load(w, o + (u32)column);
+        tmem_wait_load(w);
+#pragma unroll
+        for (int i = 0; i < 16; i++) /* not by the factor 0: O may be NaN */
+            x[i] = fully_masked && !a.part ? 0.0f : __uint_as_float(w[i]) * inverse;
+        if (row < a.q_len)
+            store_columns(to, x, column, wide);
+    }
+    /* The maximum of scores drops NaN but their sum does not, so a NaN sum is the result. If the maximum is +inf the
+     * sum is NaN as well, and the maximum stays. */
+    float largest = isnan(sum) && state.row_max != ATTUNE_INF ? sum : state.row_max * (factor * ATTUNE_LN2);
+    if (row < a.q_len)
+        store_sums(a, p, row, fully_masked ? -ATTUNE_INF : largest + logf(sum), fully_masked ? -ATTUNE_INF : largest);
+}
+
+/* 7, for a row without keys. */
+__device__ __forceinline__ void store_fully_masked(const attune_cuda_arguments &a, const tile_coord &p, int row)
+{
+    if (row >= a.q_len)
+        return;
+    element *to = (element *)a.o.address + p.b * a.o.batch + p.h * a.o.head + row * a.o.row;
+#pragma unroll 1
+    for (int d = 0; d < HEAD_DIM_V; d++)
+        to[d] = 0;
+    store_sums(a, p, row, -ATTUNE_INF, -ATTUNE_INF);
+}
+
+/* ----------------------------------------------------------------------------------------------- softmax warp groups
+ */
+
+__device__ __forceinline__ void consume(const attune_cuda_arguments &a, sm100_control &c, unsigned char *memory)
+{
+    int group = (int)threadIdx.x / 128 - 1, lane = (int)threadIdx.x % 128;
+    group = __shfl_sync(0xffffffffu, group, 0); /* uniform in a warp, which the compiler now knows */
+    u32 s = c.tmem + (u32)group * sm100::GROUP_COLUMNS + ((u32)(lane / 32 * 32) << 16), o = s + sm100::O_COLUMN;
+    group_control &own = c.groups[group];
+    float factor = fold_factor(a.scale);
+    pipeline_state r = {0, 0}, k = {0, 0}; /* of Q and of K, whose stages V has, too */
+    u32 scanned = 0, phases = 0, phase = 0;
+    for (;;) {
+        /* 1: wait for the descriptor of the query tile. */
+        consumer_wait<&control::q>(c.tiles, r);
+        int flags = c.tiles.query_tiles[r.stage].flags;
+        if (!flags)
+            break;
+        tile_coord coord = c.tiles.query_tiles[r.stage].coord;
+        int row = coord.q + group * 128 + lane;
+        if (flags & TILE_LAST) {
+            consumer_release<&control::q>(c.tiles, r);
+            advance<sm100::Q_BUFFERS>(r);
+            store_fully_masked(a, coord, row);
+            continue;
+        }
+        linear_score linear_scores[1];
+        bool linear = find_linear_scores(linear_scores, a, coord, row);
+        /* The shift to the flags of the block list that has this warp group's rows. */
+        int list = sm100::BLOCK_LISTS > 1 && (coord.q + group * 128) / a.q_block != coord.q / a.q_block ? 8 : 0;
+        row_state state = {-ATTUNE_INF, 0.0f};
+        zero_o(o);
+        bool first = true;
+        do {
+            /* The descriptor of the key tile. */
+            consumer_wait<&control::k>(c.tiles, k);
+            int kv = c.tiles.key_tiles[k.stage].index;
+            flags = c.tiles.key_tiles[k.stage].flags >> list;
+            consumer_release<&control::k>(c.tiles, k);
+            u32 terms = wait_key_terms(a, memory, flags, k, phases);
+            barrier_wait(&own.s_full, phase);
+            tmem_fence_after();
+            /* 4: score and mask hook */
+            float largest = modify_s(s, a, coord, kv, flags, row, linear_scores, linear, terms);
+            release_key_terms(a, memory, flags, k);
+            /* 5: online softmax */
+            raise_maximum(state, o, largest, factor, a.row_max.address != 0, first);
+            exponentiate(state, s, factor);
+            wait_scanned(o, c.tiles, a, coord, kv, flags, row, k.stage, scanned);
+            if (sm100::SCANS_V)
+                consumer_release<&control::v>(c.tiles, k);
+            tmem_wait_store();
+            tmem_fence_before();
+            warp_arrive(&own.p_full);
+            phase ^= 1;
+            first = false;
+            advance(k);
+        } while (!(flags & TILE_LAST));
+        consumer_release<&control::q>(c.tiles, r);
+        advance<sm100::Q_BUFFERS>(r);
+        barrier_wait(&own.o_full, phase ^ 1);
+        tmem_fence_after();
+        /* 7: store O and LSE */
+        store(state, o, a, coord, row, factor);
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------------------- kernel */
+
+__device__ __forceinline__ void init_barriers(sm100_control &c, unsigned char *memory)
+{
+    /* A softmax or scan warp arrives ARRIVALS times when it releases a stage. The thread that issues products arrives
+     * itself, for what it has read of the descriptors, and by a commit, for what the products read. */
+    constexpr int SOFTMAX = sm100::SOFTMAX_WARPS * ARRIVALS, SCAN = sm100::SCAN_WARPS * ARRIVALS;
+    for (int i = 0; i < sm100::Q_BUFFERS; i++)
+        pipeline_init<&control::q>(c.tiles, i, 1, SOFTMAX + SCAN + 2);
+    for (int i = 0; i < STAGES; i++) {
+        pipeline_init<&control::k>(c.tiles, i, 1, SOFTMAX + SCAN + 2);
+        pipeline_init<&control::v>(c.tiles, i, 1, (sm100::SCANS_V ? SOFTMAX : 0) + 1);
+        barrier_init(&c.tiles.v_scanned[i], 1);
+    }
+    for (int i = 0; i < sm100::QUEUE_STAGES; i++)
+        pipeline_init<&control::queue>(c.tiles, i, 1, 1);
+    for (int g = 0; g < sm100::GROUPS; g++) {
+        barrier_init(&c.groups[g].s_full, 1);
+        barrier_init(&c.groups[g].p_full, 4 * ARRIVALS);
+        barrier_init(&c.groups[g].o_full, 1);
+    }
+    if (KEY_TERMS) {
+        key_terms_control &t = *(key_terms_control *)(memory + sm100::KEY_TERMS_OFFSET);
+        for (int i = 0; i < STAGES; i++)
+            pipeline_init<&key_terms_control::terms>(t, i, SCAN, SOFTMAX);
+    }
+    fence_barrier_init();
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    attune_forward_sm100(const __grid_constant__ attune_cuda_arguments a, const __grid_constant__ tensor_map q_map,
+                         const __grid_constant__ tensor_map k_map, const __grid_constant__ tensor_map v_map)
+{
+    extern __shared__ __align__(1024) unsigned char memory[];
+    constexpr int USERS = (sm100::SOFTMAX_WARPS + 1) * 32; /* threads that wait before tensor memory is freed */
+    sm100_control &c = *(sm100_control *)(memory + sm100::CONTROL_OFFSET);
+    int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0);
+    if (threadIdx.x == 0)
+        init_barriers(c, memory);
+    if (warp == sm100::MMA_WARP) {
+        tmem_allocate<sm100::TMEM_COLUMNS>(shared_address(&c.tmem));
+        tmem_relinquish();
+    }
+    tmem_fence_before();
+    __syncthreads();
+    tmem_fence_after();
+    if (warp < 4) {
+        registers_release<sm100::OTHER_REGISTERS>();
+        if (threadIdx.x == 0)
+            load(a, c.tiles, shared_address(memory), &q_map, &k_map, &v_map);
+        else if (warp == 1 && threadIdx.x % 32 < sm100::BLOCK_LISTS)
+            schedule_tiles(a, c.tiles);
+        else if (sm100::SCAN_WARPS && threadIdx.x >= 64)
+            scan_v(a, c.tiles, memory);
+    } else if (warp < sm100::MMA_WARP) {
+        registers_take<sm100::SOFTMAX_REGISTERS>();
+        consume(a, c, memory);
+        tmem_fence_before();
+        named_arrive<USERS>(BARRIER_TMEM);
+    } else {
+        registers_release<sm100::OTHER_REGISTERS>();
+        if (threadIdx.x == sm100::MMA_WARP * 32)
+            multiply(c, shared_address(memory));
+        if (warp != sm100::MMA_WARP)
+            return;
+        __syncwarp();
+        named_sync<USERS>(BARRIER_TMEM);
+        tmem_fence_after();
+        tmem_free<sm100::TMEM_COLUMNS>(c.tmem);
+    }
+}

@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * CUDA, tcgen05: forward. A tile has 128 rows for each softmax warp group, since the products have 128 rows; S, P and O
+ * are in tensor memory, and shared memory has Q, K and V as Hopper's kernel has them. It has run under the model of
+ * tests/model and never on hardware: the automatic choice skips it, and KERNEL selects it.
+ */
+#include "plan/family_cuda.h"
+
+#include "cuda/layout_sm100.h"
+
+/* The producers, and those of which one issues the products. */
+#define OTHER_WARPS 8
+
+static const attune__tile sm100_64[] = {
+    ATTUNE__TILE(256, 128, 2, 16),
+    ATTUNE__TILE(128, 128, 2, 12),
+    ATTUNE__TILE(128, 64, 2, 12),
+    ATTUNE__TILE(128, 32, 1, 12),
+};
+/* 192 columns of both heads leave shared memory for 64 keys only. */
+static const attune__tile sm100_256[] = {
+    ATTUNE__TILE(128, 128, 2, 12),
+    ATTUNE__TILE(128, 64, 2, 12),
+    ATTUNE__TILE(128, 32, 2, 12),
+    ATTUNE__TILE(128, 32, 1, 12),
+};
+
+static const attune__tile *sm100_tiles(const attune__search *search, uint32_t *count)
+{
+    const attune__cuda_tiles narrow = ATTUNE__CUDA_TILES(sm100_64), wide = ATTUNE__CUDA_TILES(sm100_256);
+    const attune__cuda_tiles tables[4] = {narrow, narrow, wide, wide};
+    const attune__cuda_tiles t = attune__cuda_by_head_dim(search->shape, tables);
+    *count = t.count;
+    return t.tiles;
+}
+
+static uint32_t sm100_warps(const attune__tile *tile)
+{
+    return OTHER_WARPS + tile->value[ATTUNE__BLOCK_M] / 128 * 4;
+}
+
+static bool sm100_has_key_terms(const attune__shape *s)
+{
+    return attune__analysis_key_terms(&s->expr, ATTUNE__ONE_HEAD) > 0;
+}
+
+/* 256 rows are in at most two blocks of a mask, and the 128 rows of a softmax warp group in one. Terms of keys are
+ * computed for one list of blocks. */
+static bool sm100_may_have_256(const attune__search *search)
+{
+    const attune__shape *s = search->shape;
+    return !s->block_mask || (s->mask_q_block % 128 == 0 && !sm100_has_key_terms(s));
+}
+
+static void sm100_clamp(const attune__search *search, attune__tile *tile)
+{
+    uint32_t *v = tile->value;
+    const bool free_m = !(search->forced & ATTUNE__BIT(ATTUNE__BLOCK_M));
+    const bool two = v[ATTUNE__BLOCK_M] == 256 && search->shape->q_len > 128 && sm100_may_have_256(search);
+    attune__clamp_tile(search, tile, 32);
+    /* The products have 128 rows whatever the lengths. sm100_reject_tile rejects masks with smaller blocks. */
+    if (free_m)
+        v[ATTUNE__BLOCK_M] = two ? 256 : 128;
+    if (!(search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS)))
+        v[ATTUNE__NUM_WARPS] = sm100_warps(tile);
+}
+
+static attune_cuda_forward_sm100_layout layout_of(const attune__search *search, const attune__tile *tile)
+{
+    const uint32_t *v = tile->value;
+    attune_cuda_tile t = attune__cuda_tile(search->shape, v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N], v[ATTUNE__NUM_WARPS],
+                                           v[ATTUNE__NUM_STAGES]);
+    t.key_terms = attune__analysis_key_terms(&search->shape->expr, ATTUNE__ONE_HEAD);
+    return attune_cuda_forward_sm100(t);
+}
+
+static const char *sm100_reject_tile(const attune__search *search, const attune__tile *tile, attune__option *option)
+{
+    const attune__shape *s = search->shape;
+    const uint32_t *v = tile->value;
+    *option = ATTUNE__BLOCK_M;
+    if (v[*option] != 128 && v[*option] != 256)
+        return "tcgen05 takes 128 or 256 rows";
+    if (s->block_mask && s->mask_q_block % 128)
+        return "tcgen05 takes 128 rows, which must divide the block of the mask";
+    if (v[*option] == 256 && !sm100_may_have_256(search))
+        return "with terms of keys, 256 rows would be in two blocks of the mask";
+    *option = ATTUNE__BLOCK_N;
+    if (v[*option] % 32 || v[*option] < 32 || v[*option] > 128 || !attune__is_power2(v[*option]))
+        return "tcgen05 takes 32, 64 or 128 keys";
+    if (s->block_mask && s->mask_kv_block % v[*option])
+        return "it must divide the block of the mask";
+    if (layout_of(search, tile).columns > ATTUNE_CUDA_TENSOR_COLUMNS)
+        return "tensor memory has 512 columns, for each 128 rows BLOCK_N and those of O";
+    if (v[ATTUNE__NUM_WARPS] != sm100_warps(tile)) {
+        *option = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) ? ATTUNE__NUM_WARPS : ATTUNE__BLOCK_M;
+        return "there are 4 warps for each 128 rows, 4 that load and 4 for the products";
+    }
+    return NULL;
+}
+
+static attune__cost sm100_cost(const attune__search *search, const attune__tile *tile)
+{
+    attune__cost c = {.invocations = 32 * tile->value[ATTUNE__NUM_WARPS]};
+    c.launched_registers = c.invocations ? 65536 / c.invocations / 8 * 8 : 0;
+    c.shared = layout_of(search, tile).size;
+    /* Of S and O a softmax thread has 32 columns at once. */
+    c.registers = attune__cuda_registers(search->shape) + 64;
+    return c;
+}
+
+static const char *sm100_reject_automatic(const attune__search *search)
+{
+    (void)search;
+    return "it has never run on hardware, so that only KERNEL selects it";
+}
+
+const attune__family attune__cuda_sm100a = {
+    .name = "cuda_sm100a",
+    .backend = ATTUNE_BACKEND_CUDA,
+    .matrix = ATTUNE_MATRIX_TCGEN05,
+    .tma = true,
+    .dtypes = 1u << ATTUNE_F16 | 1u << ATTUNE_BF16,
+    .reject_automatic = sm100_reject_automatic,
+    .caveat = "it has never run on hardware",
+    .options = {ATTUNE__CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__ROWS_GUARANTEED_SAFE), 0, 0},
+    .tiles = sm100_tiles,
+    .clamp = sm100_clamp,
+    .reject_tile = sm100_reject_tile,
+    .cost = sm100_cost,
+    .workspace = attune__cuda_workspace_bytes,
+    .variant = attune__cuda_variant,
+};
