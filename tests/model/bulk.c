@@ -70,7 +70,7 @@ static void complete_phase(mbarrier *b)
     b->phase++;
     b->pending = b->count;
     b->arrived[b->agent] = b->phase;
-    memcpy(b->published, b->arrived, 2 * (size_t)model_agents * sizeof *b->published);
+    memcpy(b->published, b->arrived, (size_t)model_clock_words * sizeof *b->published);
     for (int i = 0; i < MODEL_THREADS; i++)
         if (model_threads[i].barrier == b && model_threads[i].state == THREAD_WAITING)
             model_threads[i].state = THREAD_READY;
@@ -126,6 +126,33 @@ void model_barrier_wait(uint32_t address, uint32_t parity)
         me->barrier = NULL;
     }
     model_join(me->clock, b->published);
+}
+
+void model_barrier_signalled(uint32_t address, void *pc)
+{
+    if (!known(model_cta, address, "signals", pc)->fenced)
+        model_report(pc, "signals the mbarrier at %u, which was initialised without a fence.mbarrier_init after it",
+                     address);
+}
+
+/* The arrival of tcgen05.commit: it publishes the products, and their accesses to tensor memory as if fenced. */
+void model_barrier_committed(uint32_t address, int agent, uint32_t clock, const uint32_t *copied)
+{
+    mbarrier *b = find(model_cta, address, "signals", NULL);
+    agent += model_cta->first_agent;
+    if (!b->pending) {
+        model_report_end("tcgen05.commit arrives at the mbarrier at %u: more than %d arrivals", address, b->count);
+        return;
+    }
+    for (int part = 0; part * model_agents < model_clock_words; part++)
+        if (b->arrived[part * model_agents + agent] < clock)
+            b->arrived[part * model_agents + agent] = clock;
+    const int first = model_cta->first_agent + (int)model_launch->dimensions.x + model_readers;
+    for (int i = 0; i < MODEL_MBARRIERS; i++)
+        if (b->arrived[first + i] < copied[i])
+            b->arrived[first + i] = copied[i];
+    b->pending--;
+    complete_phase(b);
 }
 
 /* ----------------------------------------------------------------------------------------------------------- copies */

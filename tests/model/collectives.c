@@ -166,6 +166,19 @@ void model_execute(warp *w, int first)
     case MODEL_WGMMA_WAIT:
         model_wgmma_wait(w, first);
         break;
+    case MODEL_TENSOR_ALLOCATE:
+    case MODEL_TENSOR_RELINQUISH:
+    case MODEL_TENSOR_FREE:
+        model_tensor_allocation(w, first);
+        break;
+    case MODEL_TENSOR_LOAD:
+    case MODEL_TENSOR_STORE:
+        model_tensor_transfer(w, first);
+        break;
+    case MODEL_TENSOR_WAIT_LOAD:
+    case MODEL_TENSOR_WAIT_STORE:
+        model_tensor_wait(w, first);
+        break;
     case MODEL_SYNCWARP:
     case MODEL_SETMAXNREG: /* machine.c */
     case MODEL_COLLECTIVES:

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The model's compiler, as NVRTC: libnvrtc.so.13 that gives a kernel's unchanged source and headers, but for ptx.cuh
- * and wgmma.cuh, to the host's C++ compiler. What it calls a cubin is the path of a shared library, in the folder
- * ATTUNE_MODEL_CACHE (by default attune-model in the temporary folder), under a name made of all that it depends on.
- * ATTUNE_MODEL_FAULT, "FILE|TEXT|REPLACEMENT", puts a fault into a source: the model's own test.
+ * The model's compiler, as NVRTC: libnvrtc.so.13 that gives a kernel's unchanged source and headers, but for ptx.cuh,
+ * wgmma.cuh and tcgen05.cuh, to the host's C++ compiler. What it calls a cubin is the path of a shared library, in the
+ * folder ATTUNE_MODEL_CACHE (by default attune-model in the temporary folder), under a name made of all that it depends
+ * on. ATTUNE_MODEL_FAULT, "FILE|TEXT|REPLACEMENT", puts a fault into a source: the model's own test.
  */
 #define _GNU_SOURCE /* strndup */
 #include <errno.h>
@@ -77,7 +77,7 @@ static uint64_t add(uint64_t hash, const char *text)
 /* The model's own headers, as they are now. */
 static uint64_t add_headers(uint64_t hash)
 {
-    static const char *const files[] = {"builtins.h", "kernel.h", "machine.h", "ptx.cuh", "wgmma.cuh"};
+    static const char *const files[] = {"builtins.h", "kernel.h", "machine.h", "ptx.cuh", "wgmma.cuh", "tcgen05.cuh"};
     for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
         char path[512], line[512];
         snprintf(path, sizeof path, "%s/%s", MODEL_FOLDER, files[i]);
@@ -246,8 +246,11 @@ int nvrtcCompileProgram(void *made, int count, const char *const *options)
     char flags[8192] = "";
     uint64_t hash = add(add_headers(UINT64_C(14695981039346656037)), p->source);
     hash = add(add(add(add(hash, p->name), cxx()), own_flags()), shared_flags);
-    for (int i = 0; i < p->count; i++)
-        hash = add(hash, p->texts[i]);
+    for (int i = 0; i < p->count; i++) {
+        const size_t length = strlen(p->names[i]);
+        if (length < 3 || strcmp(p->names[i] + length - 3, ".cu") != 0) /* no source includes another one */
+            hash = add(hash, p->texts[i]);
+    }
     for (int i = 0; i < count; i++) {
         hash = add(hash, options[i]);
         if (!strncmp(options[i], "-D", 2))
@@ -269,7 +272,8 @@ int nvrtcCompileProgram(void *made, int count, const char *const *options)
         return 1;
     bool written = true;
     for (int i = 0; i < p->count; i++)
-        if (strcmp(p->names[i], "ptx.cuh") != 0 && strcmp(p->names[i], "wgmma.cuh") != 0)
+        if (strcmp(p->names[i], "ptx.cuh") != 0 && strcmp(p->names[i], "wgmma.cuh") != 0 &&
+            strcmp(p->names[i], "tcgen05.cuh") != 0)
             written = written && write_file(folder, p->names[i], p->texts[i], "");
     char path[500];
     snprintf(path, sizeof path, "%s/kernel.cpp", folder);

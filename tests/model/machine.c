@@ -14,7 +14,7 @@
 cta model_ctas[MODEL_CTAS], *model_cta;
 thread *model_now, model_threads[MODEL_THREADS];
 const launch *model_launch;
-int model_agents, model_readers;
+int model_agents, model_readers, model_clock_words;
 
 static unsigned char *stacks;
 static void *scheduler;
@@ -153,10 +153,20 @@ static void end_threads(void)
     model_now = NULL;
     if (model_bulk_pending())
         model_report_end("%zu asynchronous copies are in flight when the CTA ends", model_bulk_pending());
+    model_cta = model_threads[0].cta;
+    model_tensor_end();
     for (int i = 0; i < threads / 32 && !model_fault[0]; i++) {
         model_cta = model_threads[i * 32].cta;
         model_wgmma_end(&model_cta->warps[model_threads[i * 32].index / 32]);
     }
+}
+
+/* An asynchronous copy, or one of tcgen05's operations, which are complete in the order of their issue. */
+static bool complete_one(void)
+{
+    if (model_tensor_pending() && (!model_bulk_pending() || model_random() >> 32 & 1))
+        return model_tensor_complete();
+    return model_bulk_complete();
 }
 
 static void run_threads(void)
@@ -178,7 +188,7 @@ static void run_threads(void)
             return;
         }
         idle = spinning == count ? idle + 1 : 0;
-        if (idle && model_bulk_complete()) {
+        if (idle && complete_one()) {
             idle = 0;
             continue;
         }
@@ -198,7 +208,7 @@ static void run_threads(void)
             model_now->spins = false;
             model_switch(&scheduler, model_now->stack_pointer);
             while (copies_when == COPIES_EARLY || (copies_when == COPIES_BETWEEN && !(model_random() % 64)))
-                if (!model_bulk_complete())
+                if (!complete_one())
                     break;
         }
     }
@@ -208,7 +218,7 @@ static void run_threads(void)
 
 void model_join(uint32_t *clock, const uint32_t *other)
 {
-    for (int i = 0; i < 2 * model_agents; i++)
+    for (int i = 0; i < model_clock_words; i++)
         clock[i] = other[i] > clock[i] ? other[i] : clock[i];
 }
 
@@ -280,7 +290,7 @@ static void collective(model_collective kind, uint32_t mask, void *arguments)
             if (mask >> i & 1) {
                 thread *t = &model_cta->thread[first + i];
                 if (t != me)
-                    memcpy(t->clock, me->clock, 2 * (size_t)model_agents * sizeof *t->clock);
+                    memcpy(t->clock, me->clock, (size_t)model_clock_words * sizeof *t->clock);
             }
         for (int i = 0; i < 32; i++)
             if (mask >> i & 1)
@@ -300,7 +310,7 @@ static int meet(named_barrier *b, int count, int arrive_only, int value, const c
         b->count = count;
         b->value = 0;
         memset(b->member, 0, sizeof b->member);
-        memset(b->clock, 0, 2 * (size_t)model_agents * sizeof *b->clock);
+        memset(b->clock, 0, (size_t)model_clock_words * sizeof *b->clock);
     }
     b->arrived++;
     b->value += value != 0;
@@ -408,6 +418,9 @@ static const model_machine machine = {
     .bulk_wait = model_bulk_wait,
     .copy_peer = model_copy_peer,
     .store_peer = model_store_peer,
+    .tensor_fence = model_tensor_fence,
+    .tcgen05 = model_tcgen05_issue,
+    .tcgen05_commit = model_tcgen05_commit,
     .spin = spin,
 };
 
@@ -416,12 +429,17 @@ static bool prepare(void)
     if (!stacks) {
         void *memory = mmap(NULL, (size_t)MODEL_THREADS * STACK_BYTES, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        uint32_t *clocks = calloc((size_t)MODEL_THREADS * 2 * MODEL_AGENTS, sizeof *clocks);
+        uint32_t *clocks = calloc((size_t)MODEL_THREADS * MODEL_CLOCK_WORDS, sizeof *clocks);
         if (memory == MAP_FAILED || !clocks)
             abort();
         stacks = memory;
         for (int i = 0; i < MODEL_THREADS; i++)
-            model_threads[i].clock = clocks + (size_t)i * 2 * MODEL_AGENTS;
+            model_threads[i].clock = clocks + (size_t)i * MODEL_CLOCK_WORDS;
+        uint32_t *ordered = calloc((size_t)MODEL_THREADS * MODEL_AGENTS, sizeof *ordered);
+        if (!ordered)
+            abort();
+        for (int i = 0; i < MODEL_THREADS; i++)
+            model_threads[i].ordered = ordered + (size_t)i * MODEL_AGENTS;
     }
     return threads > 0 && threads <= MODEL_THREADS;
 }
@@ -467,7 +485,9 @@ static void begin_cta(const launch *l, int rank, unsigned number)
         t->spins = false;
         t->adder = -1;
         t->barrier = NULL;
-        memset(t->clock, 0, 2 * (size_t)model_agents * sizeof *t->clock);
+        memset(t->clock, 0, (size_t)model_clock_words * sizeof *t->clock);
+        memset(t->ordered, 0, (size_t)model_agents * sizeof *t->ordered);
+        t->transfers = 0;
         t->clock[t->agent] = 1;
         thread_prepare(t);
     }
@@ -484,6 +504,7 @@ bool model_run(const launch *l)
     threads = (int)l->dimensions.x * l->ctas;
     model_readers = ((int)l->dimensions.x + 31) / 32 + MODEL_ADDERS;
     model_agents = threads + l->ctas * (model_readers + MODEL_MBARRIERS);
+    model_clock_words = (model_has_tensor_memory() ? 3 : 2) * model_agents;
     if (!prepare())
         return false;
     const unsigned ctas = l->grid.x * l->grid.y * l->grid.z;
@@ -491,6 +512,7 @@ bool model_run(const launch *l)
         copies_when = (model_random() >> 32) % 3;
         memset(&cluster_barrier, 0, sizeof cluster_barrier);
         model_bulk_begin();
+        model_tensor_begin();
         for (int rank = 0; rank < l->ctas; rank++)
             begin_cta(l, rank, i + (unsigned)rank);
         run_threads();

@@ -28,8 +28,15 @@ typedef enum model_collective {
     MODEL_WGMMA, /* model_wgmma */
     MODEL_WGMMA_FENCE,
     MODEL_WGMMA_COMMIT,
-    MODEL_WGMMA_WAIT, /* int: the groups that may be pending */
-    MODEL_SETMAXNREG, /* int: registers of each thread */
+    MODEL_WGMMA_WAIT,      /* int: the groups that may be pending */
+    MODEL_SETMAXNREG,      /* int: registers of each thread */
+    MODEL_TENSOR_ALLOCATE, /* uint32_t[2]: where the address is stored, columns */
+    MODEL_TENSOR_RELINQUISH,
+    MODEL_TENSOR_FREE, /* uint32_t[2]: address, columns */
+    MODEL_TENSOR_LOAD, /* model_tensor_access */
+    MODEL_TENSOR_STORE,
+    MODEL_TENSOR_WAIT_LOAD,
+    MODEL_TENSOR_WAIT_STORE,
     MODEL_COLLECTIVES
 } model_collective;
 
@@ -49,6 +56,20 @@ typedef struct model_wgmma {
     uint64_t descriptor_a, descriptor_b;
     int columns, add, m_major, n_major, brain;
 } model_wgmma;
+
+/* tcgen05.ld and st, .32x32b: `count` columns of tensor memory, from or to registers. */
+typedef struct model_tensor_access {
+    uint32_t address, count;
+    uint32_t *r;
+} model_tensor_access;
+
+/* tcgen05.mma, kind::f16, of 128 x N x 16: addresses of tensor memory, and descriptors. */
+typedef struct model_tcgen05 {
+    uint32_t d, a;
+    uint64_t descriptor_a, descriptor_b;
+    uint32_t instruction;
+    int tensor_a, add; /* tensor_a: A is in tensor memory */
+} model_tcgen05;
 
 typedef struct model_machine {
     /* An access by the kernel's own code. */
@@ -84,6 +105,10 @@ typedef struct model_machine {
     /* To the peer, whose barrier counts the bytes. */
     void (*copy_peer)(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier);
     void (*store_peer)(uint32_t to, uint32_t value, uint32_t barrier);
+    /* tcgen05.fence; mma and commit, by one thread. */
+    void (*tensor_fence)(int after);
+    void (*tcgen05)(const model_tcgen05 *m);
+    void (*tcgen05_commit)(uint32_t barrier);
     /* For loops that wait for another thread. */
     void (*spin)(void);
 } model_machine;

@@ -33,7 +33,8 @@ void model_place(char *text, size_t size, void *pc)
              *begin = line + (strncmp(line, inlined, strlen(inlined)) ? 0 : strlen(inlined));
         line[end ? (size_t)(end - line) : strcspn(line, "\n")] = '\0';
         /* A place in the wrappers says little, but may be all that there is. */
-        if (strstr(line, "ptx.cuh") || strstr(line, "wgmma.cuh") || strstr(line, "builtins.h"))
+        if (strstr(line, "ptx.cuh") || strstr(line, "wgmma.cuh") || strstr(line, "tcgen05.cuh") ||
+            strstr(line, "builtins.h"))
             snprintf(wrapper, sizeof wrapper, "%s", begin);
         else
             length += (size_t)snprintf(text + length, size - length, "%s%s", length ? ", in " : "", begin);
@@ -129,7 +130,8 @@ static const char *agent_name(int agent, char *text, size_t size)
     if (i < own)
         snprintf(text, size, "thread %d%s", i, peer);
     else if (i < own + warps)
-        snprintf(text, size, "wgmma of warp %d%s", i - own, peer);
+        snprintf(text, size, "%s of warp %d%s",
+                 model_ctas[rank].warps[i - own].tensor_sequence ? "tcgen05.mma" : "wgmma", i - own, peer);
     else if (i < own + model_readers)
         snprintf(text, size, "a bulk addition%s", peer);
     else
@@ -435,6 +437,8 @@ void model_access(const void *p, size_t size, int write, void *pc)
         warp *w = &model_cta->warps[model_now->index / 32];
         if (w->product_count)
             model_registers_access(w, p, size, write != 0, pc);
+        if (model_now->transfers)
+            model_tensor_registers(model_now, p, size, pc);
         return;
     }
     const uintptr_t at = (uintptr_t)p;

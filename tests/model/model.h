@@ -20,10 +20,12 @@
 
 /*
  * What acts in a CTA has a clock each: first its threads; then what reads shared memory asynchronously, the warps'
- * wgmmas and the threads' bulk additions; then its mbarriers, in whose name TMA writes. A vector of clocks has those of
- * all CTAs of the cluster, and then the same of what generic stores are ordered before the asynchronous proxy.
+ * wgmmas or tcgen05.mmas and the threads' bulk additions; then its mbarriers, in whose name TMA writes. A vector of
+ * clocks has those of all CTAs of the cluster, then the same of what generic stores are ordered before the asynchronous
+ * proxy, and on devices with tensor memory of what tcgen05.fence::before_thread_sync has ordered.
  */
-#define MODEL_AGENTS (MODEL_THREADS + MODEL_CTAS * (MODEL_READERS + MODEL_MBARRIERS))
+#define MODEL_AGENTS      (MODEL_THREADS + MODEL_CTAS * (MODEL_READERS + MODEL_MBARRIERS))
+#define MODEL_CLOCK_WORDS (3 * MODEL_AGENTS)
 
 typedef enum thread_state { THREAD_READY, THREAD_WAITING, THREAD_DONE } thread_state;
 
@@ -46,6 +48,7 @@ typedef struct thread {
     const char *waits_for; /* for the report */
     void *pc;              /* where it waits */
     uint32_t *clock;       /* of every agent: what of theirs happened before */
+    uint32_t *ordered;     /* of every agent: what of theirs its tcgen05 instructions come after */
     const void *barrier;   /* the mbarrier for which it waits */
     pending_copy *copies;
     size_t copy_count, copy_space;
@@ -53,6 +56,7 @@ typedef struct thread {
     bool spins;      /* it reads a word of global memory again */
     int adder;       /* of its bulk additions, or -1 */
     uint32_t bulk_groups;
+    uint32_t transfers; /* tcgen05.ld and st that it has not waited for */
 } thread;
 
 /* What may be wrong with an access. */
@@ -97,13 +101,15 @@ typedef struct warp {
     uint32_t product_count;
     uint64_t issued, sequence; /* wgmmas, and a hash of them */
     int registers;             /* setmaxnreg's */
+    uint32_t tensor_sequence;  /* tcgen05.mmas */
+    int tensor_thread;         /* that issues them */
     uint8_t unused[1024];      /* of groups, as a ring of bits: the product was dropped without having been used */
 } warp;
 
 typedef struct named_barrier {
     int arrived, count, value, result;
     bool member[MODEL_THREADS]; /* it waits here */
-    uint32_t clock[2 * MODEL_AGENTS];
+    uint32_t clock[MODEL_CLOCK_WORDS];
 } named_barrier;
 
 typedef struct mbarrier {
@@ -113,7 +119,7 @@ typedef struct mbarrier {
     int64_t bytes;
     bool fenced;
     void *pc;
-    uint32_t arrived[2 * MODEL_AGENTS], published[2 * MODEL_AGENTS];
+    uint32_t arrived[MODEL_CLOCK_WORDS], published[MODEL_CLOCK_WORDS];
 } mbarrier;
 
 /* What is known of four bytes of shared memory. */
@@ -175,6 +181,7 @@ extern thread *model_now; /* it */
 extern thread model_threads[MODEL_THREADS];
 extern const launch *model_launch;
 extern int model_agents, model_readers; /* of the cluster; asynchronous readers of a CTA */
+extern int model_clock_words;           /* of a vector of clocks */
 /* Runs every CTA. False if it found a fault: model_fault says which. */
 bool model_run(const launch *l);
 uint64_t model_random(void);
@@ -187,6 +194,9 @@ void model_tick(thread *t);
 /* Does not return to the kernel. */
 _Noreturn void model_abandon(void);
 bool model_on_stack(const void *p);
+
+/* driver.c */
+bool model_has_tensor_memory(void);
 
 /* memory.c */
 extern char model_fault[4096];
@@ -241,12 +251,26 @@ void model_bulk_add(float *to, uint32_t from, uint32_t bytes);
 void model_bulk_wait(int read_only);
 void model_copy_peer(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier);
 void model_store_peer(uint32_t to, uint32_t value, uint32_t barrier);
+/* tcgen05.commit names a barrier; later it arrives there, with the clock of an agent of the CTA and those of
+ * MODEL_MBARRIERS mbarriers. */
+void model_barrier_signalled(uint32_t address, void *pc);
+void model_barrier_committed(uint32_t address, int agent, uint32_t clock, const uint32_t *copied);
 void model_bulk_begin(void);
 /* Completes one of the copies in flight. False if there are none. */
 bool model_bulk_complete(void);
 size_t model_bulk_pending(void);
 
 /* wgmma.c */
+/* An operand in shared memory, "Matrix Descriptor Format", in bytes. */
+typedef struct model_operand {
+    uint32_t start, leading, stride;
+} model_operand;
+model_operand model_operand_of(uint64_t descriptor);
+/* Row (or column of B) i and k. */
+float model_operand_element(const model_operand *o, bool k_major, int i, int k, bool brain);
+/* Marks rows (or columns of B), of 16 k, as read by reader `reader` of the CTA; arguments as of model_async_read. */
+void model_operand_read(int reader, const model_operand *o, bool k_major, int first, int count, uint32_t clock,
+                        const uint32_t *as, finding *f, void *pc);
 void model_wgmma_issue(warp *w, int first);
 void model_wgmma_fence(warp *w);
 void model_wgmma_commit(warp *w);
@@ -257,6 +281,21 @@ void model_registers_access(warp *w, const void *p, size_t size, bool write, voi
 /* The bytes that the warp's group read are overwritten without order. Whether its result has been used; if not, it must
  * not be from now on. */
 bool model_wgmma_overwritten(warp *w, uint32_t group, const finding *f, void *pc);
+
+/* tensor.c: tensor memory and tcgen05 */
+void model_tensor_begin(void);
+void model_tensor_end(void);
+void model_tensor_allocation(warp *w, int first);
+void model_tensor_transfer(warp *w, int first);
+void model_tensor_wait(const warp *w, int first);
+void model_tensor_fence(int after);
+void model_tcgen05_issue(const model_tcgen05 *m);
+void model_tcgen05_commit(uint32_t barrier);
+/* The kernel's own code uses what may be registers of a load in flight. */
+void model_tensor_registers(const thread *t, const void *at, size_t size, void *pc);
+/* Completes the oldest product or commit in flight. False if there are none. */
+bool model_tensor_complete(void);
+size_t model_tensor_pending(void);
 
 /* collectives.c */
 void model_execute(warp *w, int first);

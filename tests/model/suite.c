@@ -25,7 +25,7 @@ typedef struct model_case {
     attune_dtype dtype;
     bool gradients;
     const char *score; /* NULL: the row's */
-    const char *backward_options;
+    const char *options, *backward_options;
     const char *fault;  /* FILE|TEXT|REPLACEMENT (compiler.c) */
     const char *report; /* a part of what is said of it */
 } model_case;
@@ -49,6 +49,7 @@ static bool run(const model_case *m, failure *why)
     attune_device *device = open_model(&instance);
     attention_case c = attention_cases[m->row];
     c.backward_options = m->backward_options;
+    c.options = m->options ? m->options : c.options;
     c.score = m->score ? m->score : c.score;
     const uint64_t seed = test_seed() + (uint64_t)m->row;
     const bool passed = m->gradients ? case_run_gradients(instance, device, &c, m->dtype, seed, why)
@@ -166,7 +167,7 @@ static const model_case hopper_faults[] = {
     {.architecture = "90",
      .row = CASE_gqa_3,
      .dtype = ATTUNE_BF16,
-     .fault = "producer_sm90.cuh|(c, k, sm90::K_BYTES)|(c, k, sm90::K_BYTES / 2)",
+     .fault = "producer_sm90.cuh|(c, k, forward::K_BYTES)|(c, k, forward::K_BYTES / 2)",
      .report = "phase of an mbarrier"},
     /* TMA signals a barrier that it may not see. */
     {.architecture = "90",
@@ -232,6 +233,154 @@ static const model_case hopper_faults[] = {
      .report = "of shared memory, which"},
 };
 
+#define SM100 "{\"KERNEL\": \"cuda_sm100a\"}"
+
+static const model_case blackwell[] = {
+    {.architecture = "100", .row = CASE_gqa_3, .dtype = ATTUNE_BF16, .options = SM100},
+    {.architecture = "100", .row = CASE_causal_long_keys, .dtype = ATTUNE_F16, .options = SM100},
+    {.architecture = "100", .row = CASE_nan_hidden_partial, .dtype = ATTUNE_F16, .options = SM100},
+    {.architecture = "100", .row = CASE_alibi, .dtype = ATTUNE_BF16, .options = SM100},
+    {.architecture = "100", .row = CASE_softcap, .dtype = ATTUNE_F16, .options = SM100},
+    {.architecture = "100", .row = CASE_relative_bias, .dtype = ATTUNE_BF16, .options = SM100},
+    {.architecture = "100", .row = CASE_document_scattered, .dtype = ATTUNE_BF16, .options = SM100},
+    {.architecture = "100", .row = CASE_many_key_terms, .dtype = ATTUNE_F16, .options = SM100},
+    {.architecture = "100", .row = CASE_head_96, .dtype = ATTUNE_F16, .options = SM100},
+    {.architecture = "100", .row = CASE_masked_rows, .dtype = ATTUNE_BF16, .options = SM100},
+    {.architecture = "100", .row = CASE_head_192_128, .dtype = ATTUNE_BF16, .options = SM100},
+    {.architecture = "100", .row = CASE_score_drops_rows, .dtype = ATTUNE_F16, .options = SM100},
+    {.architecture = "100", .row = CASE_slope_falls, .dtype = ATTUNE_F16, .options = SM100},
+    {.architecture = "100", .row = CASE_dense_128, .dtype = ATTUNE_BF16, .options = SM100},
+    {.architecture = "100", .row = CASE_key_documents, .dtype = ATTUNE_F16, .options = SM100},
+    {.architecture = "100", .row = CASE_head_256, .dtype = ATTUNE_BF16, .options = SM100},
+    {.architecture = "100", .row = CASE_infinite_part, .dtype = ATTUNE_F16, .options = SM100},
+};
+
+static const model_case blackwell_faults[] = {
+    /* The CTA ends before the commits that release stages have arrived. */
+    {.architecture = "100",
+     .row = CASE_softcap,
+     .dtype = ATTUNE_F16,
+     .options = SM100,
+     .fault = "config_forward_sm100.cuh|DRAINS = true|DRAINS = false",
+     .report = "are in flight when the CTA ends"},
+    /* S is loaded before the products' commit has arrived. */
+    {.architecture = "100",
+     .row = CASE_causal_long_keys,
+     .dtype = ATTUNE_F16,
+     .options = SM100,
+     .fault = "forward_sm100.cu|            barrier_wait(&own.s_full, phase);|",
+     .report = "of tensor memory, which"},
+    /* The loads of S are not ordered after the products. */
+    {.architecture = "100",
+     .row = CASE_causal_long_keys,
+     .dtype = ATTUNE_F16,
+     .options = SM100,
+     .fault = "forward_sm100.cu|            barrier_wait(&own.s_full, phase);\n            tmem_fence_after();|        "
+              "    barrier_wait(&own.s_full, phase);",
+     .report = "without tcgen05.fence between"},
+    /* P is not ordered before the products. */
+    {.architecture = "100",
+     .row = CASE_causal_long_keys,
+     .dtype = ATTUNE_F16,
+     .options = SM100,
+     .fault = "forward_sm100.cu|            tmem_fence_before();\n            warp_arrive(|            warp_arrive(",
+     .report = "without tcgen05.fence between"},
+    /* P is multiplied before it is stored. */
+    {.architecture = "100",
+     .row = CASE_causal_long_keys,
+     .dtype = ATTUNE_F16,
+     .options = SM100,
+     .fault = "forward_sm100.cu|            tmem_wait_store();\n            tmem_fence_before();|            "
+              "tmem_fence_before();",
+     .report = "which a tcgen05.st writes that its thread has not waited for"},
+    /* S is used before it is loaded. */
+    {.architecture = "100",
+     .row = CASE_causal_long_keys,
+     .dtype = ATTUNE_F16,
+     .options = SM100,
+     .fault = "forward_sm100.cu|    tmem_load(w, from);\n    tmem_wait_load(w);|    tmem_load(w, from);",
+     .report = "uses registers of a tcgen05.ld that its thread has not waited for"},
+    /* O is stored before its last products are complete. */
+    {.architecture = "100",
+     .row = CASE_causal_long_keys,
+     .dtype = ATTUNE_F16,
+     .options = SM100,
+     .fault = "forward_sm100.cu|        barrier_wait(&own.o_full, phase ^ 1);|",
+     .report = "of tensor memory, which"},
+    /* The next S overwrites P before it has been multiplied. */
+    {.architecture = "100",
+     .row = CASE_causal_long_keys,
+     .dtype = ATTUNE_F16,
+     .options = SM100,
+     .fault = "forward_sm100.cu|                barrier_wait(&c.groups[g].o_full, o_phase);\n                "
+              "tmem_fence_after();|",
+     .report = "of tensor memory, which was read without"},
+    /* O is added to what nobody has written. */
+    {.architecture = "100",
+     .row = CASE_causal_long_keys,
+     .dtype = ATTUNE_F16,
+     .options = SM100,
+     .fault = "forward_sm100.cu|        zero_o(o);|",
+     .report = "of tensor memory, which nobody has written"},
+    /* S has half of its columns. */
+    {.architecture = "100",
+     .row = CASE_causal_long_keys,
+     .dtype = ATTUNE_F16,
+     .options = SM100,
+     .fault = "forward_sm100.cu|tcgen05_instruction(BLOCK_N, false)|tcgen05_instruction(BLOCK_N / 2, false)",
+     .report = "of tensor memory, which nobody has written"},
+    /* O is past the columns that are allocated. */
+    {.architecture = "100",
+     .row = CASE_causal_long_keys,
+     .dtype = ATTUNE_F16,
+     .options = SM100,
+     .fault = "forward_sm100.cu|o = s + sm100::O_COLUMN;|o = s + sm100::O_COLUMN + 512;",
+     .report = "of tensor memory, which is not allocated"},
+    /* Every warp takes the lanes of the first. */
+    {.architecture = "100",
+     .row = CASE_causal_long_keys,
+     .dtype = ATTUNE_F16,
+     .options = SM100,
+     .fault = "forward_sm100.cu|((u32)(lane / 32 * 32) << 16)|0",
+     .report = "those of this warp begin at"},
+    /* P V leaves out every second step of P. */
+    {.architecture = "100",
+     .row = CASE_causal_long_keys,
+     .dtype = ATTUNE_F16,
+     .options = SM100,
+     .fault = "forward_sm100.cu|p + step * 8|p + step % (sm100::STEPS_N / 2) * 16",
+     .report = "error"},
+    /* Tensor memory is freed while the softmax warps use it. */
+    {.architecture = "100",
+     .row = CASE_causal_long_keys,
+     .dtype = ATTUNE_F16,
+     .options = SM100,
+     .fault = "forward_sm100.cu|        named_sync<USERS>(BARRIER_TMEM);|",
+     .report = "of tensor memory, which"},
+    /* Tensor memory is not freed. */
+    {.architecture = "100",
+     .row = CASE_causal_long_keys,
+     .dtype = ATTUNE_F16,
+     .options = SM100,
+     .fault = "forward_sm100.cu|        tmem_free<sm100::TMEM_COLUMNS>(c.tmem);|",
+     .report = "is allocated when the CTA ends"},
+    /* K is released to the producer while products read it. */
+    {.architecture = "100",
+     .row = CASE_causal_long_keys,
+     .dtype = ATTUNE_F16,
+     .options = SM100,
+     .fault = "forward_sm100.cu|            tcgen05_commit(&c.tiles.k.empty[k.stage]);|            "
+              "consumer_release_thread<&control::k>(c.tiles, k);",
+     .report = "of shared memory, which"},
+    /* A thread waits for the phase of O before the first. */
+    {.architecture = "100",
+     .row = CASE_causal_long_keys,
+     .dtype = ATTUNE_F16,
+     .options = SM100,
+     .fault = "forward_sm100.cu|u32 p_phase = 0, o_phase = 0;|u32 p_phase = 0, o_phase = 1;",
+     .report = "tensor memory, which"},
+};
+
 static void check_cases(const model_case *some, size_t first, size_t end)
 {
     for (size_t i = first; i < end; i++) {
@@ -255,6 +404,7 @@ Test(model, sample)
 {
     check_cases(cases, 0, 1);
     check_cases(hopper, 0, 2);
+    check_cases(blackwell, 0, 1);
     check_faults(hopper_faults, 1);
 }
 
@@ -281,6 +431,21 @@ Test(model, faults)
 Test(model, hopper)
 {
     check_cases(hopper, 0, sizeof hopper / sizeof hopper[0]);
+}
+
+Test(model, blackwell)
+{
+    check_cases(blackwell, 0, 6);
+}
+
+Test(model, blackwell_heads_and_terms)
+{
+    check_cases(blackwell, 6, sizeof blackwell / sizeof blackwell[0]);
+}
+
+Test(model, blackwell_faults)
+{
+    check_faults(blackwell_faults, sizeof blackwell_faults / sizeof blackwell_faults[0]);
 }
 
 Test(model, hopper_faults)

@@ -19,25 +19,24 @@ static int index_of(const warp *w)
 
 /* --------------------------------------------------------------------------------------------------------- operands */
 
-/* "Matrix Descriptor Format", in bytes. */
-typedef struct descriptor {
-    uint32_t start, leading, stride;
-} descriptor;
-
-static descriptor decode(uint64_t d, void *pc)
+model_operand model_operand_of(uint64_t d)
 {
-    const descriptor made = {.start = (uint32_t)(d & 0x3fff) << 4,
-                             .leading = (uint32_t)(d >> 16 & 0x3fff) << 4,
-                             .stride = (uint32_t)(d >> 32 & 0x3fff) << 4};
+    return (model_operand){.start = (uint32_t)(d & 0x3fff) << 4,
+                           .leading = (uint32_t)(d >> 16 & 0x3fff) << 4,
+                           .stride = (uint32_t)(d >> 32 & 0x3fff) << 4};
+}
+
+static model_operand decode(uint64_t d, void *pc)
+{
     if (d >> 62 != 1 || (d >> 49 & 7))
         model_report(pc, "wgmma's descriptor 0x%016llx has another layout than the 128-byte swizzle",
                      (unsigned long long)d);
-    return made;
+    return model_operand_of(d);
 }
 
 /* "Shared Memory Matrix Layout": the address of an operand's row (or column of B) i and k. K-major: 8 rows of 128
  * bytes, `stride` apart. M- or N-major: 64 columns of 8 k, which are `stride` apart in k and `leading` in columns. */
-static uint32_t address_of(const descriptor *d, bool k_major, int i, int k)
+static uint32_t address_of(const model_operand *d, bool k_major, int i, int k)
 {
     const uint32_t at = k_major ? d->start + (uint32_t)i / 8 * d->stride + (uint32_t)i % 8 * 128 + (uint32_t)k * 2
                                 : d->start + (uint32_t)i / 64 * d->leading + (uint32_t)k / 8 * d->stride +
@@ -46,8 +45,8 @@ static uint32_t address_of(const descriptor *d, bool k_major, int i, int k)
 }
 
 /* Marks an operand as read: 16 bytes at a time, which the swizzle keeps together. */
-static void read_operand(warp *w, const descriptor *d, bool k_major, int first, int count, uint32_t clock,
-                         const uint32_t *as, finding *f, void *pc)
+void model_operand_read(int reader, const model_operand *d, bool k_major, int first, int count, uint32_t clock,
+                        const uint32_t *as, finding *f, void *pc)
 {
     const int rows = k_major ? count : 16, chunks = k_major ? 2 : count / 8;
     for (int row = 0; row < rows; row++)
@@ -55,7 +54,7 @@ static void read_operand(warp *w, const descriptor *d, bool k_major, int first, 
             const uint32_t at =
                 k_major ? address_of(d, true, first + row, chunk * 8) : address_of(d, false, first + chunk * 8, row);
             model_shared_bytes(model_cta, at, 16, pc);
-            model_async_read(model_cta, at, 16, index_of(w), clock, as, f, pc);
+            model_async_read(model_cta, at, 16, reader, clock, as, f, pc);
         }
 }
 
@@ -69,6 +68,11 @@ static float element(const unsigned char *shared, uint32_t at, bool brain)
     float x;
     memcpy(&x, &wide, sizeof x);
     return x;
+}
+
+float model_operand_element(const model_operand *o, bool k_major, int i, int k, bool brain)
+{
+    return element(model_cta->shared, address_of(o, k_major, i, k), brain);
 }
 
 static float of_register(uint32_t word, int high, bool brain)
@@ -88,18 +92,14 @@ static void compute(const warp *w, const pending_wgmma *p)
     static float a[16][16], b[16][256];
     static double sums[256];
     const model_wgmma *m = &p->lane[0];
-    const descriptor left = {.start = (uint32_t)(m->descriptor_a & 0x3fff) << 4,
-                             .leading = (uint32_t)(m->descriptor_a >> 16 & 0x3fff) << 4,
-                             .stride = (uint32_t)(m->descriptor_a >> 32 & 0x3fff) << 4};
-    const descriptor right = decode(m->descriptor_b, p->pc);
-    const unsigned char *shared = model_cta->shared;
+    const model_operand left = model_operand_of(m->descriptor_a), right = decode(m->descriptor_b, p->pc);
     for (int k = 0; k < 16; k++)
         for (int n = 0; n < m->columns; n++)
-            b[k][n] = element(shared, address_of(&right, !m->n_major, n, k), m->brain);
+            b[k][n] = model_operand_element(&right, !m->n_major, n, k, m->brain);
     for (int row = 0; row < 16; row++)
         for (int k = 0; k < 16; k++)
             a[row][k] = m->a ? of_register(p->lane[row % 8 * 4 + k % 8 / 2].a[k / 8 * 2 + row / 8], k % 2, m->brain)
-                             : element(shared, address_of(&left, !m->m_major, index_of(w) % 4 * 16 + row, k), m->brain);
+                             : model_operand_element(&left, !m->m_major, index_of(w) % 4 * 16 + row, k, m->brain);
     for (int row = 0; row < 16; row++) {
         for (int n = 0; n < m->columns; n++)
             sums[n] = m->add ? (double)p->lane[row % 8 * 4 + n % 8 / 2].d[n / 8 * 4 + row / 8 * 2 + n % 2] : 0.0;
@@ -230,11 +230,11 @@ void model_wgmma_issue(warp *w, int first)
     finding f = {.kind = FOUND_NOTHING};
     const uint32_t *as = common_clock(first);
     if (!m->a) {
-        const descriptor left = decode(m->descriptor_a, p->pc);
-        read_operand(w, &left, !m->m_major, index_of(w) % 4 * 16, 16, p->group + 1, as, &f, p->pc);
+        const model_operand left = decode(m->descriptor_a, p->pc);
+        model_operand_read(index_of(w), &left, !m->m_major, index_of(w) % 4 * 16, 16, p->group + 1, as, &f, p->pc);
     }
-    const descriptor right = decode(m->descriptor_b, p->pc);
-    read_operand(w, &right, !m->n_major, 0, m->columns, p->group + 1, as, &f, p->pc);
+    const model_operand right = decode(m->descriptor_b, p->pc);
+    model_operand_read(index_of(w), &right, !m->n_major, 0, m->columns, p->group + 1, as, &f, p->pc);
     if (f.kind)
         taint(p->into, &f, "multiplies", p->pc);
     w->pending_count++;
