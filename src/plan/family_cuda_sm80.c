@@ -352,7 +352,9 @@ static attune__cuda_tiles sm80_serving_tiles(const attune__search *search, bool 
     const attune__shape *s = search->shape;
     const uint32_t d = s->head_dim, dv = s->head_dim_v;
     const bool few = s->q_len * (s->heads / s->kv_heads) <= 16, parts = wide || attune__cuda_codes(s);
-    if (parts && dv > 256 && !few)
+    /* Fixed parts, queries in three and a score leave no registers for 64 rows of wide values. */
+    const bool crowded = attune__cuda_codes(s) && s->split_keys && s->q_dtype == ATTUNE_F32 && s->score_expr;
+    if (parts && dv > (crowded ? 128u : 256u) && !few)
         return TILES(sm80_serving_f32_512_32);
     if (parts && dv > 128 && few)
         return TILES(sm80_serving_f32_512_16);
