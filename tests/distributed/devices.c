@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Ranks on other devices than the CPU, and on different ones: messages go through host memory. Rows of the case table,
- * forward and backward, against float64; each rank has a device of its own. */
+ * forward and backward, against float64; each rank has a device of its own, but those of OpenCL share one. */
 #include <criterion/criterion.h>
 
 #include "distributed/sharing.h"

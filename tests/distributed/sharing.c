@@ -489,7 +489,12 @@ void sharing_open_devices(sharing *s, const char *const *backends, uint32_t coun
     s->in_turn = getenv("ATTUNE_MODEL_CUDA"); /* the model has no threads */
     for (uint32_t i = 0; i < count; i++) {
         attune_device_info info = {.struct_size = sizeof info};
-        s->devices[i] = device_or_skip(s->instance, backends[i]);
+        /* PoCL 3.1 miscounts the references to a kernel that two queues run at once: its ranks share a queue. */
+        uint32_t same = 0;
+        while (same < i && (strcmp(backends[i], "opencl") != 0 || strcmp(backends[same], backends[i]) != 0))
+            same++;
+        s->devices[i] = same < i ? s->devices[same] : device_or_skip(s->instance, backends[i]);
+        s->opened[i] = same == i;
         cr_assert_eq(attune_device_info_get(s->devices[i], &info), ATTUNE_OK);
         if (info.backend == ATTUNE_BACKEND_CPU)
             continue;
@@ -511,7 +516,8 @@ void sharing_lose(void *device)
 void sharing_close(sharing *s)
 {
     for (uint32_t i = 0; i < s->device_count; i++)
-        attune_device_destroy(s->devices[i]);
+        if (s->opened[i])
+            attune_device_destroy(s->devices[i]);
     s->device_count = 0;
     attune_device_destroy(s->device);
     attune_instance_destroy(s->instance);

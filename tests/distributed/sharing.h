@@ -25,6 +25,7 @@ typedef struct sharing {
     attune_instance *instance;
     attune_device *device;              /* of all ranks, or of the least precision */
     attune_device *devices[MOST_RANKS]; /* of ranks in turn; none = `device` */
+    bool opened[MOST_RANKS];            /* not shared with a rank before */
     uint32_t device_count;
     bool in_turn; /* ranks compute one at a time */
     const attention_case *c;
@@ -47,7 +48,7 @@ typedef struct sharing {
 
 /* Opens the CPU with one thread. */
 void sharing_open(sharing *s);
-/* And a device for each rank, of these backends in turn; skips the test if one is missing. */
+/* And a device for each rank, of these backends in turn, one for all of OpenCL; skips the test if one is missing. */
 void sharing_open_devices(sharing *s, const char *const *backends, uint32_t count);
 attune_device *sharing_device(const sharing *s, uint32_t rank);
 void sharing_close(sharing *s);
