@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: MIT */
+/* Tiles of K and V of a cache: where their keys are, and their rows to shared memory. Included by serving_sm80.cu. */
+#ifndef ATTUNE_CUDA_SERVING_LOADS_CUH
+#define ATTUNE_CUDA_SERVING_LOADS_CUH
+
+#include "cached.cuh"
+#include "mma.cuh"
+#include "serving_sequences.cuh"
+
+/* Where a key is: a page, -1 = there is none, and the row in it. */
+__device__ __forceinline__ int2 key_of(const tile &t, const attune_cuda_serving &s, int kv)
+{
+    if (kv < t.kv_first || kv >= t.kv_len)
+        return make_int2(-1, 0);
+    if (!s.pages.address)
+        return make_int2(t.b, kv);
+    int entry = kv / known_here(s.page), page = entry < t.entries ? t.table[entry * t.entry_stride] : -1;
+    return make_int2(page >= 0 && page < s.pool ? page : -1, kv - entry * s.page);
+}
+
+/* The keys of a tile to come: fetched while this one is computed, stored where none reads those of the one before. */
+struct next_keys {
+    static constexpr int COUNT = (BLOCK_N + THREADS - 1) / THREADS; /* a thread's keys */
+    int2 key[COUNT];
+};
+
+__device__ __forceinline__ void fetch_keys(next_keys &n, const tile &t, const attune_cuda_serving &s, int kv0)
+{
+#pragma unroll
+    for (int i = 0; i < n.COUNT; i++)
+        n.key[i] = key_of(t, s, kv0 + i * THREADS + thread_index_remat());
+}
+
+/* Returns whether one of the thread's keys is absent. */
+__device__ __forceinline__ bool store_keys(const next_keys &n, int2 *keys)
+{
+    bool absent = false;
+#pragma unroll
+    for (int i = 0; i < n.COUNT; i++) {
+        int column = i * THREADS + thread_index_remat();
+        if (BLOCK_N % THREADS == 0 || column < BLOCK_N) {
+            keys[column] = n.key[i];
+            absent = absent || n.key[i].x < 0;
+        }
+    }
+    return absent;
+}
+
+/* The head's first row in a page 0. */
+template <int TYPE> __device__ __forceinline__ const byte *cached_head(const attune_cuda_view &v, const tile &t)
+{
+    return (const byte *)v.address + t.h_kv * v.head * TYPE_BYTES<TYPE>;
+}
+
+__device__ __forceinline__ i64 row_at(const attune_cuda_view &v, int2 key)
+{
+    return key.x * v.batch + key.y * v.row;
+}
+
+/* The factor of a key's row. */
+template <int TYPE> __device__ __forceinline__ float factor_of(const attune_cuda_array &scale, const tile &t, int2 key)
+{
+    if (!HAS_FACTORS<TYPE> || !scale.address)
+        return 1.0f;
+    return ((const float *)scale.address)[key.x * scale.stride[0] + t.h_kv * scale.stride[1] + key.y * scale.stride[2]];
+}
+
+/* Copies the rows of a tile's keys; those of absent ones, and columns from DIM on, become 0. */
+template <int TYPE, int DIM, int CHUNKS>
+__device__ __forceinline__ void load_rows(u32 to, const attune_cuda_view &v, const attune_cuda_array &scale,
+                                          const tile &t, const int2 *keys, float *factors)
+{
+    const byte *from = cached_head<TYPE>(v, t);
+    int thread = thread_index_remat();
+    if constexpr (TYPE == config::DTYPE) {
+        constexpr int ROW_LANES = CHUNK_GROUP<CHUNKS>, STEP = THREADS / ROW_LANES;
+        int chunk = thread % ROW_LANES;
+        bool aligned = view_aligned(v);
+#pragma unroll 4
+        for (int row = thread / ROW_LANES; row < BLOCK_N; row += STEP) {
+            int2 key = keys[row];
+            const element *source = (const element *)from + (key.x < 0 ? 0 : row_at(v, key)) + chunk * PER_CHUNK;
+#pragma unroll
+            for (int i = 0; i < CHUNKS; i += ROW_LANES)
+                copy_chunk(to + chunk_offset<CHUNKS>(row, chunk + i), source + i * PER_CHUNK,
+                           key.x >= 0 && (chunk + i) * PER_CHUNK < DIM, aligned);
+        }
+    } else if constexpr (CODES) {
+        /* The loads of some chunks, then their codes and factors. */
+        constexpr int ROW_LANES = CHUNK_GROUP<CHUNKS>, STEP = THREADS / ROW_LANES, ALL = CHUNKS / ROW_LANES;
+        constexpr int EACH = ALL <= 4 ? ALL : ALL % 4 == 0 ? 4 : ALL % 3 == 0 ? 3 : ALL % 2 == 0 ? 2 : 1;
+        constexpr int ROWS = EACH < 4 && ALL == EACH && 4 / EACH * STEP <= BLOCK_N ? 4 / EACH : 1;
+        constexpr int FACTORS = HAS_BLOCKS<TYPE> ? DIM / 32 : 1;
+        bool aligned = cache_aligned<TYPE>(v, 8);
+#pragma unroll 1
+        for (int index = thread / ROW_LANES; index < BLOCK_N * (ALL / EACH); index += ROWS * STEP) {
+            int first = index / (ALL / EACH), lane = index % (ALL / EACH) * EACH * ROW_LANES + thread % ROW_LANES;
+            eight<TYPE> x[ROWS][EACH];
+            bool there[ROWS];
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                int row = first + r * STEP;
+                int2 key = row < BLOCK_N ? keys[row] : make_int2(-1, 0);
+                there[r] = key.x >= 0;
+                const byte *source = from + (there[r] ? row_at(v, key) : 0) * TYPE_BYTES<TYPE>;
+                float factor = there[r] ? factor_of<TYPE>(scale, t, key) : 0.0f;
+#pragma unroll
+                for (int i = 0; i < EACH; i++)
+                    if (there[r] && (lane + i * ROW_LANES) * 8 < DIM)
+                        load_eight(x[r][i], source, (lane + i * ROW_LANES) * 8, factor, aligned);
+                    else
+                        x[r][i].factor = 0.0f;
+            }
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                int row = first + r * STEP;
+                if (row >= BLOCK_N)
+                    break;
+#pragma unroll
+                for (int i = 0; i < EACH; i++) {
+                    int chunk = lane + i * ROW_LANES;
+                    bool valid = there[r] && chunk * 8 < DIM;
+                    u32 word[4];
+#pragma unroll
+                    for (int j = 0; j < 4; j++)
+                        word[j] = valid ? codes_of(x[r][i], 2 * j) : 0;
+                    store_shared_4(to + chunk_offset<CHUNKS>(row, chunk), word[0], word[1], word[2], word[3]);
+                    if (HAS_BLOCKS<TYPE> ? chunk % 4 == 0 && chunk * 8 < DIM : chunk == 0)
+                        factors[row * FACTORS + chunk / 4] = x[r][i].factor;
+                }
+            }
+        }
+    } else {
+        /* Eight elements at a time, of float32: two chunks. */
+        constexpr int ROW_LANES = CHUNK_GROUP<CHUNKS> / 2, STEP = THREADS / ROW_LANES;
+        int lane = thread % ROW_LANES;
+        bool aligned = cache_aligned<TYPE>(v, 8);
+#pragma unroll 1
+        for (int row = thread / ROW_LANES; row < BLOCK_N; row += STEP) {
+            int2 key = keys[row];
+            const byte *source = from + (key.x < 0 ? 0 : row_at(v, key)) * TYPE_BYTES<TYPE>;
+            float factor = key.x < 0 ? 0.0f : factor_of<TYPE>(scale, t, key);
+#pragma unroll 4
+            for (int i = lane; i < CHUNKS / 2; i += ROW_LANES) {
+                u32 x[8] = {};
+                if (key.x >= 0 && i * 8 < DIM) {
+                    eight<TYPE> loaded;
+                    load_eight(loaded, source, i * 8, factor, aligned);
+#pragma unroll
+                    for (int j = 0; j < 8; j++)
+                        x[j] = __float_as_uint(value_of(loaded, j));
+                }
+                store_shared_4(to + chunk_offset<CHUNKS>(row, i * 2), x[0], x[1], x[2], x[3]);
+                store_shared_4(to + chunk_offset<CHUNKS>(row, i * 2 + 1), x[4], x[5], x[6], x[7]);
+            }
+        }
+    }
+    copy_commit();
+}
+
+#endif
