@@ -565,9 +565,9 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
     const attune__cuda_family *family = NULL;
     attune__cuda_entry entry = {0};
     ATTUNE__TRY(attune__cuda_entry_of(desc, role, &family, &entry));
+    const bool own = role == ATTUNE__CUDA_DELTA || role == ATTUNE__CUDA_APPEND; /* no family's */
     /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): entry_of succeeded */
-    *kernel = begin_kernel(entry.file, architecture,
-                           role == ATTUNE__CUDA_DELTA || role == ATTUNE__CUDA_APPEND ? "" : family->suffix);
+    *kernel = begin_kernel(entry.file, architecture, own ? "" : family->suffix);
     const attune_dtype operand = attune__cuda_operand(s);
     attune__cuda_define(kernel, "DTYPE", attune__cuda_dtype_number(operand));
     if (s->q_dtype != operand)

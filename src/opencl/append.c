@@ -122,8 +122,8 @@ attune_status attune__opencl_append(const attune__program *program, attune_queue
     describe(&mine->shape, call, &a);
     a.workgroups = (uint32_t)workgroups;
     /* Some twenty operations for each column, and the search of the row's sequence. */
-    const double flops =
-        20.0 * (double)((heads + workgroups - 1) / workgroups * mine->shape.head_dim) + 20.0 * (double)forward->batch;
+    const uint64_t columns = (heads + workgroups - 1) / workgroups * mine->shape.head_dim;
+    const double flops = 20.0 * (double)columns + 20.0 * (double)forward->batch;
     const uint64_t most = attune__opencl_launch_most(device, rows * workgroups, flops);
     attune__opencl_setter setter = {.device = device, .kernel = mine->append.handle};
     attune__opencl_call commands;

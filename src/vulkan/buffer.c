@@ -174,9 +174,9 @@ static attune_status staged_read(attune__vulkan_device *device, const attune__vu
     return ATTUNE_OK;
 }
 
-/* A copy through staging memory, which is made for the first one. */
+/* A copy through staging memory, which is made for the first one: into the buffer from `from`, or into `to`. */
 static attune_status staged_copy(attune__vulkan_device *device, const attune__vulkan_buffer *buffer, uint64_t offset,
-                                 const char *from, char *to, uint64_t size)
+                                 bool into_buffer, const char *from, char *to, uint64_t size)
 {
     attune_status status = ATTUNE_OK;
     pthread_mutex_lock(&device->memory.mutex);
@@ -186,7 +186,8 @@ static attune_status staged_copy(attune__vulkan_device *device, const attune__vu
     if (status)
         return status;
     pthread_mutex_lock(&device->staging->mutex);
-    status = from ? staged_write(device, buffer, offset, from, size) : staged_read(device, buffer, offset, to, size);
+    status =
+        into_buffer ? staged_write(device, buffer, offset, from, size) : staged_read(device, buffer, offset, to, size);
     /* A failed copy may have left chunks in flight, which the next copy must not overwrite. */
     if (status)
         (void)attune__vulkan_wait_idle(device);
@@ -199,7 +200,7 @@ attune_status attune__vulkan_buffer_write(attune_buffer *buffer, uint64_t offset
     attune__vulkan_device *device = attune__vulkan_of(buffer->device);
     const attune__vulkan_buffer *mine = (attune__vulkan_buffer *)buffer;
     if (!mine->map || !device->memory.direct_write)
-        return staged_copy(device, mine, offset, data, NULL, size);
+        return staged_copy(device, mine, offset, true, data, NULL, size);
     ATTUNE__TRY(attune__vulkan_wait_idle(device));
     memcpy(mine->map + offset, data, (size_t)size);
     return ATTUNE_OK;
@@ -210,7 +211,7 @@ attune_status attune__vulkan_buffer_read(const attune_buffer *buffer, uint64_t o
     attune__vulkan_device *device = attune__vulkan_of(buffer->device);
     const attune__vulkan_buffer *mine = (const attune__vulkan_buffer *)buffer;
     if (!mine->map || !device->memory.direct_read)
-        return staged_copy(device, mine, offset, NULL, data, size);
+        return staged_copy(device, mine, offset, false, NULL, data, size);
     ATTUNE__TRY(attune__vulkan_wait_idle(device));
     memcpy(data, mine->map + offset, (size_t)size);
     return ATTUNE_OK;
