@@ -243,8 +243,10 @@ attune_status attune__opencl_end(attune__opencl_call *call, uint64_t *value, dou
         const int32_t error = driver->flush(queue->handle);
         if (call->status == ATTUNE_OK)
             call->status = attune__opencl_check(device, error, "clFlush");
-        if (seconds && call->status == ATTUNE_OK) {
-            call->status = wait_event(device, call->last);
+        /* Also after an error: copies that were enqueued use the caller's memory. */
+        if (seconds && error == CL_SUCCESS && !atomic_load(&device->base.lost)) {
+            const attune_status waited = wait_event(device, call->last);
+            call->status = call->status == ATTUNE_OK ? waited : call->status;
             if (call->status == ATTUNE_OK)
                 *seconds = seconds_of(call);
         }

@@ -10,6 +10,7 @@
 #include <attune/attune.h>
 #include <attune/opencl.h>
 
+#include "backend.h"
 #include "opencl/driver.h"
 #include "opencl/fake.h"
 #include "support/heap.h"
@@ -211,6 +212,27 @@ Test(opencl_driver, allocation_past_the_limit)
               attune_last_error());
     cr_expect_eq(attune_buffer_create(f.device, 1 << 20, &f.buffer), ATTUNE_OK, "%s", attune_last_error());
     flow_destroy(&f);
+}
+
+/* The second of two copies fails: the call returns when the first is done, which uses the caller's memory. */
+Test(opencl_driver, failing_copy)
+{
+    fake_state *fake = open_fake();
+    flow f = {.heap = {0}};
+    char data[2][16] = {{0}};
+    cr_assert_eq(flow_all(&f), ATTUNE_OK, "%s", attune_last_error());
+    const attune__copy copies[] = {{f.buffer, 0, 16, data[0]}, {f.buffer, 16, 16, data[1]}};
+    fake->fail_at = 2;
+    fake->fail_with = CL_OUT_OF_HOST_MEMORY;
+    for (int to_device = 0; to_device < 2; to_device++) {
+        fake->calls = 0;
+        cr_expect_eq(f.device->backend->copy(attune_device_queue(f.device), copies, 2, to_device),
+                     ATTUNE_OUT_OF_HOST_MEMORY);
+        cr_expect(strstr(attune_last_error(), "no host memory for a copy"), "%s", attune_last_error());
+        cr_expect_str_eq(fake->names[fake->calls], "clGetEventInfo");
+    }
+    flow_destroy(&f);
+    cr_expect_eq(fake->live, 0);
 }
 
 Test(opencl_driver, failing_build)
