@@ -76,7 +76,8 @@ ATTUNE_FUNCTION void begin_table(sequence *s, __global const uchar *pages, __glo
     const int end = integer_at(pages_start, &of->pages_start, s->b + 1u);
     const int list = (of->has & ATTUNE_OPENCL_HAS_PAGES_START) != 0u;
     const int valid = first >= 0 && first <= end && (uint)end <= of->entries;
-    s->table = array_at(pages, &of->pages, !list ? s->b : valid ? (uint)first : 0u);
+    /* Of a sequence without entries that of another, which key_of may load. */
+    s->table = array_at(pages, &of->pages, !list ? s->b : valid && first < end ? (uint)first : 0u);
     s->entry_stride = list ? of->pages.stride[0] : of->pages.stride[1];
     s->entries = !list ? of->entries : valid ? (uint)(end - first) : 0u;
     if (!(of->has & ATTUNE_OPENCL_HAS_PAGES))
