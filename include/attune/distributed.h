@@ -151,7 +151,9 @@ typedef struct attune_transport {
      * complete when exchange returns. */
     attune_status (*finish)(void *user, attune_queue *queue);
     /* This rank failed: the present and all later calls of gather, exchange and finish fail on every rank (MPI_Abort,
-     * ncclCommAbort). Called at most once by each failing call; may be called on several ranks. */
+     * ncclCommAbort). Called at most once by each failing call; may be called on several ranks. Once abort, or a call
+     * that failed for another rank's, has returned, no message of this rank is read or written any more: its memory may
+     * be freed. */
     void (*abort)(void *user);
     /* Messages go through host memory, as with MPI or threads, whatever the ranks' devices are: from a device other
      * than the CPU attune copies what is sent before exchange, after the work in the queue, and to it what was received
