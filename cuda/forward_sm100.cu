@@ -137,7 +137,7 @@ __device__ __forceinline__ void multiply(sm100_control &c, u32 memory)
 
 constexpr float RESCALE_THRESHOLD_LOG2 = 8.0f;
 
-/* What a softmax thread knows of its row. */
+/* What a softmax thread knows of its row. Warps converge where rows differ, before they access tensor memory. */
 struct row_state {
     float row_max, row_sum;
 };
@@ -208,6 +208,7 @@ __device__ __forceinline__ float modify_s(u32 s, const attune_cuda_arguments &a,
         if (modified) {
             apply_score_and_mask<false>(x, a, p, kv + part * sm100::PART, flags, row, linear_scores, linear,
                                         terms + (u32)(part * sm100::PART * 4));
+            __syncwarp();
             store_part(at, x);
         }
         float most[2] = {largest, -ATTUNE_INF};
@@ -291,6 +292,7 @@ __device__ __forceinline__ void add_non_finite_v(u32 o, const attune_cuda_argume
                     x[i] += unpack(bits);
             }
         }
+        __syncwarp();
     });
 }
 
@@ -358,6 +360,7 @@ __device__ __forceinline__ void store(const row_state &state, u32 o, const attun
             x[i] = fully_masked && !a.part ? 0.0f : __uint_as_float(w[i]) * inverse;
         if (row < a.q_len)
             store_columns(to, x, column, wide);
+        __syncwarp();
     }
     /* The maximum of scores drops NaN but their sum does not, so a NaN sum is the result. If the maximum is +inf the
      * sum is NaN as well, and the maximum stays. */
@@ -427,8 +430,11 @@ __device__ __forceinline__ void consume(const attune_cuda_arguments &a, sm100_co
             raise_maximum(state, o, largest, factor, a.row_max.address != 0, first);
             exponentiate(state, s, factor);
             wait_scanned(o, c.tiles, a, coord, kv, flags, row, k.stage, scanned);
-            if (sm100::SCANS_V)
+            if (sm100::SCANS_V) {
+                /* Not before it is full: the other group may still have to release it for the key tile before. */
+                consumer_wait<&control::v>(c.tiles, k);
                 consumer_release<&control::v>(c.tiles, k);
+            }
             tmem_wait_store();
             tmem_fence_before();
             warp_arrive(&own.p_full);

@@ -100,6 +100,7 @@ static const forced all_forced_backward[] = {
     {"BLOCK_M2 64, BLOCK_N2 32", {.block_m2 = 64, .block_n2 = 32}},
 };
 
+/* Most plans have no options. */
 static const forced all_served[] = {
     {"automatic", {0}},
     {"automatic", {0}},
