@@ -168,7 +168,7 @@ static void copy_tables(const run *r, attune__opencl_call *commands)
 {
     const attune__opencl_program *program = r->program;
     const attune__forward *call = r->call;
-    attune_opencl_serving serving;
+    attune_opencl_serving serving = {0};
     attune_opencl_table table;
     if (call->serving) {
         attune__opencl_serving_describe(call, &serving.cache);

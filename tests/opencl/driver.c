@@ -172,7 +172,7 @@ Test(opencl_driver, slow_driver)
 {
     char reason[512];
     setenv("FAKE_OPENCL_BUSY", "1", 1);
-    cr_expect(attune__opencl_probe(getenv("ATTUNE_FAKE_OPENCL"), 500, reason, sizeof reason), "%s", reason);
+    cr_expect(attune__opencl_probe(getenv("ATTUNE_FAKE_OPENCL"), 2000, reason, sizeof reason), "%s", reason);
     unsetenv("FAKE_OPENCL_BUSY");
     setenv("FAKE_OPENCL_HANG", "1", 1);
     cr_expect_not(attune__opencl_probe(getenv("ATTUNE_FAKE_OPENCL"), 200, reason, sizeof reason));

@@ -105,7 +105,7 @@ int32_t clGetPlatformIDs(uint32_t count, attune__cl_platform *list, uint32_t *fo
     if (getenv("FAKE_OPENCL_HANG"))
         pause();
     if (getenv("FAKE_OPENCL_BUSY"))
-        while (clock() < CLOCKS_PER_SEC) /* of processor time */
+        while (clock() < 3 * CLOCKS_PER_SEC) /* of processor time */
             ;
     CALL("clGetPlatformIDs");
     *found = fake.platforms;
