@@ -56,6 +56,14 @@ static inline bool attune__cuda_wide(const attune__shape *s)
     return attune__cuda_operand(s) == ATTUNE_F32;
 }
 
+/* The forward kernels with TMA look at V of partial tiles for NaN, a tile behind K. With one stage they would look
+ * while it is still being loaded. */
+static inline const char *attune__cuda_reject_one_stage(const attune__shape *s, uint32_t stages, attune__option *option)
+{
+    *option = ATTUNE__NUM_STAGES;
+    return stages == 1 && (s->mask_expr || s->block_mask) ? "with a mask the least is 2" : NULL;
+}
+
 /* The parameters of a layout of shared memory. The sides of the tile are the caller's. */
 static inline attune_cuda_tile attune__cuda_tile(const attune__shape *s, uint32_t m, uint32_t n, uint32_t warps,
                                                  uint32_t stages)

@@ -233,7 +233,7 @@ static const char *sm90_reject_tile(const attune__search *search, const attune__
         *option = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) ? ATTUNE__NUM_WARPS : ATTUNE__BLOCK_M;
         return "there are 4 warps that load and 4 for each 64 rows";
     }
-    return NULL;
+    return attune__cuda_reject_one_stage(search->shape, tile->value[ATTUNE__NUM_STAGES], option);
 }
 
 static attune__cost sm90_cost(const attune__search *search, const attune__tile *tile)
