@@ -178,11 +178,11 @@ __device__ __forceinline__ int choose_keys(const attune_cuda_scheduled *of, int 
     return between(min(first_that_fits(CANDIDATES, between, of, batch, s, of_warps), CANDIDATES - 1));
 }
 
-/* The sum of the lanes up to this one. */
+/* The sum of the lanes up to this one. Unrolled, ptxas 13.0 makes a function of the shuffles, which spills. */
 __device__ __forceinline__ i64 scan_lanes(i64 x)
 {
     int lane = (int)threadIdx.x % 32;
-#pragma unroll
+#pragma unroll 1
     for (int i = 1; i < 32; i *= 2) {
         i64 other = __shfl_up_sync(0xffffffffu, x, i);
         x += lane >= i ? other : 0;

@@ -102,6 +102,7 @@ __device__ float log2f(float);
 __device__ float logf(float);
 __device__ float powf(float, float);
 __device__ float rintf(float);
+__device__ float roundf(float);
 __device__ float rsqrtf(float);
 __device__ float sinf(float);
 __device__ float sqrtf(float);
