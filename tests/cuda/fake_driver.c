@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cuda/append.h"
 #include "cuda/driver.h"
 #include "cuda/fake.h"
 
@@ -344,6 +345,6 @@ int cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned 
     fake.grid = x * y * z;
     fake.block = bx * by * bz;
     fake.shared = shared;
-    memcpy(fake.arguments, parameters[0], 512);
+    memcpy(fake.arguments, parameters[0], strcmp(function, "attune_append") ? 512 : sizeof(attune_cuda_append));
     return 0;
 }

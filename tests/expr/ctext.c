@@ -162,7 +162,9 @@ static range call_bounds(void *function, const bound *x, const box_of_pairs *box
     batch_view views[ATTUNE_EXPR_MAX_SYMBOLS];
     batch_views(x->expr, x->arrays, views);
     bounds_fn *f = *(bounds_fn **)function;
-    const range row = {box->b * box->q_len + box->q.low, box->b * box->q_len + box->q.high};
+    /* A row past 2^31 is none. */
+    const int64_t row0 = (int64_t)box->b * box->q_len, low = row0 + box->q.low, high = row0 + box->q.high;
+    const range row = {low < INT32_MAX ? (int)low : INT32_MAX, high < INT32_MAX ? (int)high : INT32_MAX};
     return f(box->b, box->h, box->q, box->kv, box->h_kv, box->q_len, box->kv_len, row, views, x->values);
 }
 
