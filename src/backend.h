@@ -188,6 +188,27 @@ typedef struct attune__append {
     bool k_scale_rows, v_scale_rows; /* each row has its own factor, which is computed and written */
 } attune__append;
 
+static inline uint64_t attune__append_rows(const attune__append *call)
+{
+    return (uint64_t)(call->k.size[0] * call->k.size[2]);
+}
+
+/* Of each row: those of k, of v and of q. */
+static inline uint64_t attune__append_heads(const attune__append *call)
+{
+    const attune__forward *forward = call->forward;
+    return (uint64_t)(forward->kv_heads * (call->v.buffer ? 2 : 1) + (forward->q.buffer ? forward->heads : 0));
+}
+
+/* The workgroups of each row, which write `each` heads at a time: no more than have work, and of all rows no more than
+ * the `enough` that fill a device, since each looks for its row's sequence. */
+static inline uint64_t attune__append_workgroups(const attune__append *call, uint64_t each, uint64_t enough)
+{
+    const uint64_t rows = attune__append_rows(call), most = (attune__append_heads(call) + each - 1) / each;
+    const uint64_t wanted = rows && rows < enough ? (enough + rows - 1) / rows : 1;
+    return most < wanted ? most : wanted;
+}
+
 typedef struct attune__backward {
     attune__forward forward; /* o and lse are inputs */
     attune_tensor d_o, d_lse, d_q, d_k, d_v;

@@ -4,7 +4,7 @@
 #include "base/error.h"
 #include "cuda/cuda.h"
 
-/* CTAs that fill a device; more of them would only look for their rows' sequences again. */
+/* CTAs that fill a device. */
 #define ENOUGH 1024
 
 static bool is_wide(const attune_tensor *tensor)
@@ -51,27 +51,17 @@ static attune_cuda_append describe(const attune__append *call)
     };
 }
 
-/* A row's CTAs: as many as its heads have work for, and no more than fill the device. */
-static int64_t ctas_of(const attune__append *call, int64_t rows)
-{
-    const attune__forward *forward = call->forward;
-    const int64_t warps = ATTUNE_CUDA_APPEND_THREADS / 32;
-    const int64_t heads = forward->kv_heads * (call->v.buffer ? 2 : 1) + (forward->q.buffer ? forward->heads : 0),
-                  most = (heads + warps - 1) / warps, wanted = (ENOUGH + rows - 1) / rows;
-    return most < wanted ? most : wanted;
-}
-
 attune_status attune__cuda_append(const attune__program *program, attune_queue *queue, const attune__append *call,
                                   uint64_t *value)
 {
     const attune__cuda_program *mine = (const attune__cuda_program *)program;
     attune__cuda_device *device = attune__cuda_of(program->device);
     attune__cuda_queue *stream = (attune__cuda_queue *)queue;
-    const int64_t rows = call->k.size[0] * call->k.size[2];
+    const int64_t rows = (int64_t)attune__append_rows(call);
     attune_cuda_append arguments = describe(call);
     attune_cuda_serving serving = attune__cuda_serving_of(call->forward);
     void *parameters[] = {&arguments, &serving};
-    arguments.ctas = (int)ctas_of(call, rows);
+    arguments.ctas = (int)attune__append_workgroups(call, ATTUNE_CUDA_APPEND_THREADS / 32, ENOUGH);
     if (rows > ATTUNE__CUDA_MOST_BLOCKS / arguments.ctas)
         return attune__fail(ATTUNE_UNSUPPORTED, "the call has %lld rows, the kernel takes at most %d: cut it",
                             (long long)rows, ATTUNE__CUDA_MOST_BLOCKS / arguments.ctas);

@@ -10,7 +10,7 @@
 _Static_assert(sizeof(attune_opencl_append) + POINTERS * sizeof(uint64_t) <= 1024, "every device takes the arguments");
 _Static_assert(ATTUNE_OPENCL_APPEND_COLUMNS >= 576, "the widest head");
 
-/* Workgroups that fill a device; more of them would only look for their rows' sequences again. */
+/* Workgroups that fill a device. */
 #define ENOUGH 2048
 
 static attune_opencl_rows rows_of(const attune_tensor *tensor, uint32_t flag, uint32_t *flags)
@@ -110,11 +110,7 @@ attune_status attune__opencl_append(const attune__program *program, attune_queue
     attune__opencl_program *mine = (attune__opencl_program *)(uintptr_t)program;
     attune__opencl_device *device = attune__opencl_of(program->device);
     const attune__forward *forward = call->forward;
-    const uint64_t heads =
-        (uint64_t)(forward->kv_heads * (call->v.buffer ? 2 : 1) + (forward->q.buffer ? forward->heads : 0));
-    const uint64_t rows = (uint64_t)(call->k.size[0] * call->k.size[2]);
-    const uint64_t wanted = rows < ENOUGH ? (ENOUGH + rows - 1) / (rows ? rows : 1) : 1;
-    const uint64_t workgroups = wanted < heads ? wanted : heads;
+    const uint64_t rows = attune__append_rows(call), workgroups = attune__append_workgroups(call, 1, ENOUGH);
     if (rows * workgroups > UINT32_MAX)
         return attune__fail(ATTUNE_UNSUPPORTED, "the call has %llu rows, device %s takes fewer than 2^32",
                             (unsigned long long)rows, program->device->info.id);
@@ -122,7 +118,7 @@ attune_status attune__opencl_append(const attune__program *program, attune_queue
     describe(&mine->shape, call, &a);
     a.workgroups = (uint32_t)workgroups;
     /* Some twenty operations for each column, and the search of the row's sequence. */
-    const uint64_t columns = (heads + workgroups - 1) / workgroups * mine->shape.head_dim;
+    const uint64_t columns = (attune__append_heads(call) + workgroups - 1) / workgroups * mine->shape.head_dim;
     const double flops = 20.0 * (double)columns + 20.0 * (double)forward->batch;
     const uint64_t most = attune__opencl_launch_most(device, rows * workgroups, flops);
     attune__opencl_setter setter = {.device = device, .kernel = mine->append.handle};

@@ -7,7 +7,7 @@
 #include "shaders/append.h"
 #include "shaders/append_rows.h"
 
-/* Workgroups that fill a device; more of them would only look for their rows' sequences again. */
+/* Workgroups that fill a device. */
 #define ENOUGH 2048
 
 typedef struct arguments {
@@ -87,11 +87,7 @@ attune_status attune__vulkan_append(const attune__program *program, attune_queue
     attune__vulkan_device *device = attune__vulkan_of(program->device);
     const attune__forward *forward = call->forward;
     const attune__vulkan_buffer *buffer = (const attune__vulkan_buffer *)mine->append_arguments;
-    const uint64_t heads =
-        (uint64_t)(forward->kv_heads * (call->v.buffer ? 2 : 1) + (forward->q.buffer ? forward->heads : 0));
-    const uint64_t rows = (uint64_t)(call->k.size[0] * call->k.size[2]);
-    const uint64_t wanted = rows < ENOUGH ? (ENOUGH + rows - 1) / (rows ? rows : 1) : 1;
-    const uint64_t workgroups = wanted < heads ? wanted : heads;
+    const uint64_t rows = attune__append_rows(call), workgroups = attune__append_workgroups(call, 1, ENOUGH);
     if (rows * workgroups > UINT32_MAX)
         return attune__fail(ATTUNE_UNSUPPORTED, "the call has %llu rows, device %s takes fewer than 2^32",
                             (unsigned long long)rows, program->device->info.id);
