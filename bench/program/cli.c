@@ -280,14 +280,23 @@ bool cli_heads(const char *heads, bool given, const char *kv_heads, int64_t valu
            (!*kv_heads || cli_integer("--kv-heads", kv_heads, 1, INT32_MAX, &value[1]));
 }
 
-bool cli_dtype(const char *option, const char *text, attune_dtype *dtype)
+/* Those of every tensor come first. */
+static bool find_dtype(const char *text, size_t count, attune_dtype *dtype)
 {
-    static const attune_dtype all[] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16, ATTUNE_F64};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+    static const attune_dtype all[] = {ATTUNE_F32,    ATTUNE_F16, ATTUNE_BF16, ATTUNE_F64, ATTUNE_F8E4M3,
+                                       ATTUNE_F8E5M2, ATTUNE_I8,  ATTUNE_Q8_0, ATTUNE_Q4_0};
+    for (size_t i = 0; i < sizeof all / sizeof all[0] && i < count; i++)
         if (!strcmp(text, attune_dtype_string(all[i]))) {
             *dtype = all[i];
             return true;
         }
+    return false;
+}
+
+bool cli_dtype(const char *option, const char *text, attune_dtype *dtype)
+{
+    if (find_dtype(text, 4, dtype))
+        return true;
     cli_error("%s is \"%s\", expected f32, f16, bf16 or f64", option, text);
     return false;
 }
@@ -299,15 +308,8 @@ bool cli_optional_dtype(const char *option, const char *text, attune_dtype *dtyp
 
 bool cli_cache_dtype(const char *option, const char *text, attune_dtype *dtype)
 {
-    static const attune_dtype all[] = {ATTUNE_F32,    ATTUNE_F16, ATTUNE_BF16, ATTUNE_F64, ATTUNE_F8E4M3,
-                                       ATTUNE_F8E5M2, ATTUNE_I8,  ATTUNE_Q8_0, ATTUNE_Q4_0};
-    if (!text || !*text)
+    if (!text || !*text || find_dtype(text, SIZE_MAX, dtype))
         return true;
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        if (!strcmp(text, attune_dtype_string(all[i]))) {
-            *dtype = all[i];
-            return true;
-        }
     cli_error("%s is \"%s\", expected f32 f16 bf16 f64, or for caches f8e4m3 f8e5m2 i8 q8_0 q4_0", option, text);
     return false;
 }
