@@ -15,6 +15,7 @@ typedef struct attune_opencl_mask_lists {
     ATTUNE_UINT heads, q_len, kv_len, q_block, kv_block, q_blocks, kv_blocks;
     ATTUNE_UINT element; /* bytes: 1, 2 or 4 */
     ATTUNE_UINT forbidden, row_count;
+    ATTUNE_UINT first; /* the number of a launch's first workgroup */
 } attune_opencl_mask_lists;
 
 #endif

@@ -2,7 +2,8 @@
 /*
  * Merging, a row to a workgroup: w_i = exp(lse_i - lse), o = sum of w_i o_i; backwards d_o_i = w_i d_o and
  * d_lse_i = w_i (dot(d_o, o_i - o) + d_lse). An LSE of -inf or NaN is recognised by its bits: drivers need not preserve
- * either. A kernel takes the arguments' object and their offset, the whole's four tensors, then those of each part.
+ * either. A kernel takes the arguments' object and their offset, the launch's first row, the whole's four tensors, then
+ * those of each part.
  */
 #include "elements.h"
 #include "merge.h"
@@ -13,8 +14,8 @@
 
 #define PART(i) , __global uchar *o_##i, __global uchar *lse_##i, __global uchar *d_o_##i, __global uchar *d_lse_##i
 #define PARAMETERS                                                                                                     \
-    __global const uchar *arguments, long offset, __global uchar *o, __global uchar *lse, __global uchar *d_o,         \
-        __global uchar *d_lse PART(0) PART(1) PART(2) PART(3) PART(4) PART(5) PART(6) PART(7)
+    __global const uchar *arguments, long offset, uint first, __global uchar *o, __global uchar *lse,                  \
+        __global uchar *d_o, __global uchar *d_lse PART(0) PART(1) PART(2) PART(3) PART(4) PART(5) PART(6) PART(7)
 #define OF_PARTS(name)                                                                                                 \
     __global uchar *const parts_##name[PARTS] = {name##_0, name##_1, name##_2, name##_3,                               \
                                                  name##_4, name##_5, name##_6, name##_7}
@@ -66,7 +67,7 @@ ATTUNE_FUNCTION void set_element(__global uchar *memory, __global const attune_o
 __kernel __attribute__((reqd_work_group_size(WIDTH, 1, 1))) void attune_merge(PARAMETERS)
 {
     __global const attune_opencl_merge *const args = (__global const attune_opencl_merge *)(arguments + offset);
-    const row_place place = place_of(args, (uint)get_group_id(0));
+    const row_place place = place_of(args, first + (uint)get_group_id(0));
     OF_PARTS(o);
     OF_PARTS(lse);
     float weights[PARTS];
@@ -105,7 +106,7 @@ __kernel __attribute__((reqd_work_group_size(WIDTH, 1, 1))) void attune_merge_ba
 {
     __local float sums[WIDTH];
     __global const attune_opencl_merge *const args = (__global const attune_opencl_merge *)(arguments + offset);
-    const row_place place = place_of(args, (uint)get_group_id(0));
+    const row_place place = place_of(args, first + (uint)get_group_id(0));
     const uint lane = (uint)get_local_id(0);
     OF_PARTS(o);
     OF_PARTS(lse);

@@ -12,6 +12,8 @@
 
 /* Counted as launched workgroups, in 32 bits. */
 #define MOST_BLOCKS (INT64_C(1) << 30)
+/* The time of a load, as operations: strided elements may each be a line of the cache. */
+#define FLOPS_OF_LOAD 64.0
 
 /* The offsets of the parts, and the size; the words of blocks are at offset 0. */
 typedef struct layout {
@@ -141,15 +143,21 @@ static attune_opencl_table table_of(const attune_mask *mask, int64_t offset)
     return table;
 }
 
+/* In launches of bounded length; `loads`: of a workgroup. */
 static void launch(attune__opencl_call *commands, const attune__opencl_kernel *kernel,
                    const attune_opencl_mask_lists *arguments, const attune__opencl_mask *made,
-                   const attune_tensor *tensor, uint64_t groups)
+                   const attune_tensor *tensor, uint64_t groups, double loads)
 {
     attune__opencl_device *device = attune__opencl_of(made->base.device);
-    if (commands->status == ATTUNE_OK)
-        commands->status = attune__opencl_check(
-            device, set_arguments(device, kernel, arguments, made->buffer, tensor->buffer), "clSetKernelArg");
-    attune__opencl_launch(commands, kernel->handle, groups, kernel->threads);
+    attune_opencl_mask_lists a = *arguments;
+    const uint64_t most = attune__opencl_launch_most(device, groups, loads * FLOPS_OF_LOAD);
+    for (uint64_t first = 0; first < groups; first += most) {
+        a.first = (uint32_t)first;
+        if (commands->status == ATTUNE_OK)
+            commands->status = attune__opencl_check(
+                device, set_arguments(device, kernel, &a, made->buffer, tensor->buffer), "clSetKernelArg");
+        attune__opencl_launch(commands, kernel->handle, groups - first < most ? groups - first : most, kernel->threads);
+    }
 }
 
 attune_status attune__opencl_mask_update(attune_queue *queue, attune_mask *mask, attune__device_mask *device_mask,
@@ -165,8 +173,12 @@ attune_status attune__opencl_mask_update(attune_queue *queue, attune_mask *mask,
     attune__opencl_begin((attune__opencl_queue *)queue, &commands);
     attune__opencl_table(&commands, attune__opencl_buffer_of(made->buffer)->memory, (uint64_t)made->table, &table,
                          sizeof table);
-    launch(&commands, &made->classify, &a, made, tensor, (uint64_t)a.row_count * (uint64_t)mask->kv_blocks);
-    launch(&commands, &made->fill, &a, made, tensor, (uint64_t)a.row_count + planes * (uint64_t)mask->kv_blocks);
+    launch(&commands, &made->classify, &a, made, tensor, (uint64_t)a.row_count * (uint64_t)mask->kv_blocks,
+           (double)mask->q_block * mask->kv_block);
+    /* A workgroup of the lists reads a row or a column of blocks, 64 at a time, each by every work-item. */
+    const double line = (double)(mask->q_blocks > mask->kv_blocks ? mask->q_blocks : mask->kv_blocks);
+    launch(&commands, &made->fill, &a, made, tensor, (uint64_t)a.row_count + planes * (uint64_t)mask->kv_blocks,
+           line * ATTUNE_OPENCL_LISTS_THREADS);
     pthread_mutex_unlock(&made->lock);
     return attune__opencl_end(&commands, value, NULL);
 }

@@ -17,11 +17,12 @@ typedef struct merger {
 } merger;
 
 static int32_t set_arguments(const attune__opencl_device *device, const attune__opencl_kernel *kernel,
-                             const attune__merge *call, int64_t offset)
+                             const attune__merge *call, int64_t offset, uint32_t first)
 {
     attune__opencl_setter setter = {.device = device, .kernel = kernel->handle};
     attune__opencl_set_memory(&setter, call->workspace);
     attune__opencl_set(&setter, sizeof offset, &offset);
+    attune__opencl_set(&setter, sizeof first, &first);
     attune__opencl_set_memory(&setter, call->o.buffer);
     attune__opencl_set_memory(&setter, call->lse.buffer);
     attune__opencl_set_memory(&setter, call->d_o.buffer);
@@ -41,7 +42,7 @@ static int32_t set_arguments(const attune__opencl_device *device, const attune__
 static attune_status launch_empty(attune__opencl_device *device, attune__opencl_kernel *kernel)
 {
     static const attune__merge none = {.part_count = 0};
-    return attune__opencl_kernel_first(device, kernel, set_arguments(device, kernel, &none, 0));
+    return attune__opencl_kernel_first(device, kernel, set_arguments(device, kernel, &none, 0, 0));
 }
 
 static attune_status build(attune__opencl_device *device, merger *made)
@@ -122,11 +123,26 @@ static attune_opencl_merge describe_call(const attune__merge *call)
     return a;
 }
 
+/* Under the merger's lock, in launches of bounded length. */
+static void launch_rows(const attune__opencl_kernel *kernel, const attune__merge *call, int64_t offset, uint64_t rows,
+                        attune__opencl_call *commands)
+{
+    attune__opencl_device *device = attune__opencl_of(commands->queue->base.device);
+    /* The time of a row's loads and stores, as operations. */
+    const double flops = 64.0 * (double)call->o.size[3] * (call->part_count + 1);
+    const uint64_t most = attune__opencl_launch_most(device, rows, flops);
+    for (uint64_t first = 0; first < rows; first += most) {
+        const int32_t error = set_arguments(device, kernel, call, offset, (uint32_t)first);
+        if (commands->status == ATTUNE_OK)
+            commands->status = attune__opencl_check(device, error, "clSetKernelArg");
+        attune__opencl_launch(commands, kernel->handle, rows - first < most ? rows - first : most, kernel->threads);
+    }
+}
+
 static attune_status launch(const attune__program *program, attune_queue *queue, const attune__merge *call,
                             bool backward, uint64_t *value)
 {
     merger *mine = (merger *)(uintptr_t)program;
-    attune__opencl_device *device = attune__opencl_of(program->device);
     const attune__opencl_kernel *kernel = backward ? &mine->backward : &mine->forward;
     const attune__opencl_buffer *workspace = attune__opencl_buffer_of(call->workspace);
     const uint64_t rows = (uint64_t)(call->o.size[0] * call->o.size[1] * call->o.size[2]);
@@ -139,10 +155,7 @@ static attune_status launch(const attune__program *program, attune_queue *queue,
     pthread_mutex_lock(&mine->lock);
     attune__opencl_begin((attune__opencl_queue *)queue, &commands);
     attune__opencl_table(&commands, workspace->memory, offset, &a, sizeof a);
-    if (commands.status == ATTUNE_OK)
-        commands.status =
-            attune__opencl_check(device, set_arguments(device, kernel, call, (int64_t)offset), "clSetKernelArg");
-    attune__opencl_launch(&commands, kernel->handle, rows, kernel->threads);
+    launch_rows(kernel, call, (int64_t)offset, rows, &commands);
     pthread_mutex_unlock(&mine->lock);
     return attune__opencl_end(&commands, value, call->seconds);
 }

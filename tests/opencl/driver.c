@@ -338,6 +338,61 @@ Test(opencl_driver, launches)
     cr_expect_eq(fake->live, 0);
 }
 
+/* A device that shares the host's memory, of 4 units: a launch has the work of 1.6 GFLOP, and all launches of a merge,
+ * and of a mask from a tensor, have every row and block once. */
+Test(opencl_driver, bounded_merges_and_masks)
+{
+    fake_state *fake = open_fake();
+    flow f = {.heap = {0}};
+    attune_merger *merger = NULL;
+    attune_completion completion;
+    fake->unified = true;
+    fake->most_bytes = 1 << 30;
+    cr_assert_eq(flow_open(&f, "opencl:0"), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(attune_merger_create(f.device, &merger), ATTUNE_OK, "%s", attune_last_error());
+    const int64_t rows = 40000, columns = 512, bytes = rows * columns * 2;
+    attune_tensor o[3], lse[2];
+    for (int i = 0; i < 3; i++)
+        o[i] = (attune_tensor){
+            .offset = (uint64_t)(i * bytes), .dtype = ATTUNE_F16, .rank = 4, .size = {1, 1, rows, columns}};
+    for (int i = 0; i < 2; i++)
+        lse[i] = (attune_tensor){
+            .offset = (uint64_t)(3 * bytes + 4 * i * rows), .dtype = ATTUNE_F32, .rank = 3, .size = {1, 1, rows}};
+    cr_assert_eq(attune_buffer_create(f.device, (uint64_t)(4 * bytes), &f.buffer), ATTUNE_OK, "%s",
+                 attune_last_error());
+    const uint64_t needed = attune_merger_workspace_size(merger, &o[2], 2);
+    cr_assert_eq(attune_buffer_create(f.device, needed, &f.workspace), ATTUNE_OK, "%s", attune_last_error());
+    for (int i = 0; i < 3; i++)
+        o[i].buffer = f.buffer;
+    lse[0].buffer = lse[1].buffer = f.buffer;
+    const attune_merge_part parts[] = {{.o = o[0], .lse = lse[0]}, {.o = o[1], .lse = lse[1]}};
+    const attune_merge_args args = {
+        .struct_size = sizeof args, .parts = parts, .part_count = 2, .o = o[2], .workspace = f.workspace};
+    fake->launches = 0;
+    fake->groups = 0;
+    cr_assert_eq(attune_merge(merger, attune_device_queue(f.device), &args, &completion), ATTUNE_OK, "%s",
+                 attune_last_error());
+    /* 64 * 512 * 3 for each row: 16,276 of them in a launch */
+    cr_expect_eq(fake->launches, 3, "%d", fake->launches);
+    cr_expect_eq(fake->groups, (uint64_t)rows);
+
+    const int64_t length = 8192;
+    const attune_mask_desc desc = {.struct_size = sizeof desc, .q_len = length, .kv_len = length};
+    const attune_tensor dense = {.buffer = f.buffer, .dtype = ATTUNE_U8, .rank = 4, .size = {1, 1, length, length}};
+    cr_assert_eq(attune_mask_create_tensor(f.device, &desc, ATTUNE_U8, 1, 1, &f.mask), ATTUNE_OK, "%s",
+                 attune_last_error());
+    fake->launches = 0;
+    fake->groups = 0;
+    cr_assert_eq(attune_mask_update(f.mask, attune_device_queue(f.device), &dense, &completion), ATTUNE_OK, "%s",
+                 attune_last_error());
+    /* 64 x 64 blocks of 128 x 128 elements, 1,525 of them in a launch, and one for the lists */
+    cr_expect_eq(fake->launches, 4, "%d", fake->launches);
+    cr_expect_eq(fake->groups, 64 * 64 + 64 + 64);
+    attune_merger_destroy(merger);
+    flow_destroy(&f);
+    cr_expect_eq(fake->live, 0);
+}
+
 /* More calls than the queue has events: old completions can still be waited for. */
 Test(opencl_driver, many_calls)
 {
