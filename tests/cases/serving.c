@@ -915,6 +915,18 @@ static bool named(const char *names, const char *name)
     return strstr(names, word);
 }
 
+/* Every one of the names is a case: a misspelt one would be left out in silence. */
+static void check_names(const char *names)
+{
+    for (const char *at = names + strspn(names, " "); *at; at += strcspn(at, " "), at += strspn(at, " ")) {
+        const size_t length = strcspn(at, " ");
+        bool found = false;
+        for (size_t i = 0; i < sizeof cases / sizeof cases[0] && !found; i++)
+            found = strlen(cases[i].name) == length && !memcmp(cases[i].name, at, length);
+        cr_assert(found, "\"%.*s\" is no case of the table", (int)length, at);
+    }
+}
+
 /* Options with which copies are several tiles ahead, where K and V are copied as they are; NULL elsewhere. */
 static const char *stages_of(const serving_case *c, attune_dtype dtype, size_t index)
 {
@@ -931,6 +943,7 @@ static void run_cuda(const char *names)
     static const attune_dtype dtypes[] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16};
     const attune_instance_desc desc = {.struct_size = sizeof desc, .cache_folder = names ? "" : NULL};
     attune_instance *instance;
+    check_names(names ? names : "");
     OK(attune_instance_create(&desc, &instance));
     attune_device *device = device_or_skip(instance, "cuda");
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
