@@ -33,7 +33,10 @@
 #define SM90  (ATTUNE_MATRIX_MMA_SYNC | ATTUNE_MATRIX_WGMMA)
 #define SM100 (ATTUNE_MATRIX_MMA_SYNC | ATTUNE_MATRIX_TCGEN05)
 
+#define ADRENO_SOURCE "vendor's data sheet; llama.cpp's logs (pull requests 10693 and 25870: 1 GiB in one object)"
+
 #define VULKAN                             .struct_size = sizeof(attune_limits), .backend = ATTUNE_BACKEND_VULKAN
+#define OPENCL                             .struct_size = sizeof(attune_limits), .backend = ATTUNE_BACKEND_OPENCL
 #define PROFILE(name, description, source) sizeof(attune_profile), name, description, source
 
 static const attune_profile profiles[] = {
@@ -122,6 +125,26 @@ static const attune_profile profiles[] = {
       .unit_invocations = 2048,
       .subgroup_size = 32,
       .memory = 141 * GIB}},
+    {PROFILE("opencl-adreno-830",
+             "Qualcomm Adreno 830 through OpenCL 3.0; the compiler may give a kernel fewer invocations; the count of "
+             "units is an estimate",
+             ADRENO_SOURCE),
+     {OPENCL, .compute_units = 12, .shared_memory = 32 * KIB, .workgroup_invocations = 1024, .f16 = true,
+      .storage_range = 1 * GIB, .memory = 12 * GIB}},
+    {PROFILE("opencl-adreno-x2",
+             "Qualcomm Adreno X2-90 through OpenCL 3.0; the compiler may give a kernel fewer invocations; the count of "
+             "units is an estimate",
+             ADRENO_SOURCE),
+     {OPENCL, .compute_units = 16, .shared_memory = 32 * KIB, .workgroup_invocations = 1024, .f16 = true,
+      .storage_range = 1 * GIB, .memory = 32 * GIB}},
+    {PROFILE("opencl-mali-g720", "Arm Immortalis-G720 MC12 through OpenCL 3.0, whose local memory is global memory",
+             "vendor's data sheet; clinfo of earlier Mali devices"),
+     {OPENCL, .compute_units = 12, .shared_memory = 32 * KIB, .workgroup_invocations = 1024, .f16 = true,
+      .storage_range = 4 * GIB, .memory = 12 * GIB}},
+    {PROFILE("opencl-xe2", "Intel Arc B580 (Xe2) through OpenCL 3.0, whose units are its vector engines",
+             "vendor's data sheet; issues of intel/compute-runtime (627: more than 4 GiB in one object)"),
+     {OPENCL, .compute_units = 160, .shared_memory = 128 * KIB, .workgroup_invocations = 1024, .f16 = true,
+      .storage_range = 4 * GIB, .memory = 12 * GIB}},
     {PROFILE("pocl", "PoCL on a CPU with AVX-512, 8 cores", "clinfo of PoCL 6.0"),
      {.struct_size = sizeof(attune_limits),
       .backend = ATTUNE_BACKEND_OPENCL,
