@@ -57,6 +57,7 @@ typedef struct attune_opencl_arguments {
     /* The logit of each head that is in the denominator alone. In a call over a cache: the attune_opencl_serving in the
      * workspace. */
     ATTUNE_LONG sinks, sinks_h, serving;
+    ATTUNE_LONG d_sinks, d_sinks_h; /* backward: their gradient */
     ATTUNE_UINT batch, kv_batch, heads, kv_heads, q_len, kv_len;
     ATTUNE_UINT splits;
     ATTUNE_UINT mask_rows_b, mask_rows_h; /* rows of blocks from one batch or head to the next; 0 = broadcast */
@@ -66,6 +67,7 @@ typedef struct attune_opencl_arguments {
     ATTUNE_UINT head_step, q_step;     /* heads and queries of a tile */
     ATTUNE_UINT head_chunks, q_chunks; /* tiles of a group of heads, and of the queries */
     ATTUNE_UINT in_block;              /* tiles of a row of blocks */
+    ATTUNE_UINT section;               /* planes of keys whose tiles follow one another, those of the last rows first */
     ATTUNE_UINT flags;
     ATTUNE_UINT first; /* the number of a launch's first workgroup: long calls are several launches */
     float scale;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* delta = dot(o, dO) - dLSE of each row, before the kernels of backward.cl. */
+/* delta = dot(o, dO) - dLSE of each row, before the kernels of backward.cl, and after it the gradients of sinks. */
 #include "backward_tiles.h"
 #include "elements.h"
 #include "mods.h"
@@ -41,3 +41,46 @@ attune_backward_delta(ATTUNE_KERNEL_PARAMETERS ATTUNE_BACKWARD_PARAMETERS ATTUNE
         *((__global float *)(workspace + args.delta) + row) = sum;
     }
 }
+
+#if SINKS
+/* A sum and what its roundings lost: sums of many rows, whatever their order, are those of a wider type. */
+typedef struct long_sum {
+    float sum, lost;
+} long_sum;
+
+ATTUNE_FUNCTION void long_sum_add(long_sum *to, float value)
+{
+    const float next = to->sum + value, part = next - to->sum;
+    to->lost += (to->sum - (next - part)) + (value - part);
+    to->sum = next;
+}
+
+/* d_sink = - sum over its rows of exp(sink - lse) delta. A workgroup has one head. */
+__kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) void
+attune_backward_sinks(ATTUNE_KERNEL_PARAMETERS ATTUNE_BACKWARD_PARAMETERS ATTUNE_KERNEL_MODS)
+{
+    __local float sums[THREADS], lost[THREADS];
+    const uint id = (uint)get_local_id(0), h = args.first + (uint)get_group_id(0);
+    const int valid = args.q_len > 0u; /* the first launch has no rows, and no sinks */
+    const float sink = valid ? *(__global const float *)(sinks + args.sinks + (long)h * args.sinks_h) : -INFINITY;
+    long_sum sum = {0.0f, 0.0f};
+    if (as_uint(sink) != 0xff800000u)
+        for (uint row = id; row < args.batch * args.q_len; row += THREADS) {
+            const uint b = row / args.q_len, at_q = row % args.q_len;
+            const float weight = exp(sink - *row_at(lse, &args.lse, b, h, at_q));
+            if (!is_zero(weight))
+                long_sum_add(&sum, -weight * load_delta(workspace, &args, b, h, at_q));
+        }
+    sums[id] = sum.sum;
+    lost[id] = sum.lost;
+    barrier(CLK_LOCAL_MEM_FENCE);
+    if (id == 0u && valid) {
+        for (uint i = 1u; i < THREADS; i++) {
+            long_sum_add(&sum, sums[i]);
+            sum.lost += lost[i];
+        }
+        *(__global float *)(d_sinks + args.d_sinks + (long)h * args.d_sinks_h) = is_finite(sum.sum) ? sum.sum + sum.lost
+                                                                                                    : sum.sum;
+    }
+}
+#endif

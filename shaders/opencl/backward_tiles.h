@@ -13,7 +13,7 @@
 /* The parameters of backward kernels between those of all kernels and the captures. */
 #define ATTUNE_BACKWARD_PARAMETERS                                                                                     \
     , __global const uchar *restrict d_o, __global const uchar *restrict d_lse, __global uchar *restrict d_q,          \
-        __global uchar *restrict d_k, __global uchar *restrict d_v
+        __global uchar *restrict d_k, __global uchar *restrict d_v, __global uchar *restrict d_sinks
 
 #if KEYS
 #define TENSOR_A    k

@@ -23,14 +23,17 @@ attune_combine(ATTUNE_KERNEL_PARAMETERS ATTUNE_KERNEL_MODS)
             l += alpha * ml[2u * i + 1u];
             sum += alpha * *(__global const float4 *)(parts + (ulong)i * HEAD_DIM_V);
         }
-        const float4 value = !is_zero(l)                                    ? sum / l
+        float top = m;
+        const float2 sink = add_sink(&args, sinks, h, &top);
+        const float with_sink = l * sink.x + sink.y;
+        const float4 value = !is_zero(with_sink)                            ? sum * (sink.x / with_sink)
                              : (args.flags & ATTUNE_OPENCL_IS_PARTIAL) != 0 ? sum
                                                                             : (float4)(0.0f);
         store4(O_TYPE, o + plane_of(&args.o, b, h) + (long)at_q * args.o.stride_row + (long)(column * bytes_of(O_TYPE)),
                (args.flags & ATTUNE_OPENCL_ALIGNED_O) != 0u, value);
         if (column == 0u) {
             if (args.flags & ATTUNE_OPENCL_HAS_LSE)
-                *row_at(lse, &args.lse, b, h, at_q) = lse_of(m, l);
+                *row_at(lse, &args.lse, b, h, at_q) = lse_of(top, with_sink);
             if (args.flags & ATTUNE_OPENCL_HAS_ROW_MAX)
                 *row_at(row_max, &args.row_max, b, h, at_q) = row_max_of(m, l);
         }

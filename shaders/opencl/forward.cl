@@ -9,8 +9,8 @@
  * share a row. In local memory key 4 x + j is row BLOCK_N / 4 j + x, so that neighbouring work-items read neighbouring
  * rows. Barriers are at the top level of uniform loops, and no work-item returns early.
  */
+#include "key_tiles.h"
 #include "layout.h"
-#include "mods.h"
 #include "outputs.h"
 
 /* In P, a forbidden pair: -0, a weight of 0 that no exponential results in. Set and compared as bits. */
@@ -331,7 +331,7 @@ attune_forward(ATTUNE_KERNEL_PARAMETERS ATTUNE_KERNEL_MODS)
 
     UNROLL for (uint i = 0u; i < O_SIZE; i++) sums[i] = (float4)(0.0f);
     block_iterator next = block_iterator_of_tile(&args, mask, &coord);
-    int more = block_iterator_next(&next, args.kv_block, kv_len);
+    int more = key_tiles_next(&next, &args, &coord ATTUNE_MODS);
     if (more) {
         load_q(fetched, w.id, &args, &coord, q_plane, aligned, 0u);
         load_k(fetched, w.id, k_plane, k_stride, aligned, next.row0, kv_len, 0u);
@@ -346,7 +346,7 @@ attune_forward(ATTUNE_KERNEL_PARAMETERS ATTUNE_KERNEL_MODS)
     barrier(CLK_LOCAL_MEM_FENCE);
     while (more) {
         const key_tile tile = key_tile_of(&next, kv_len);
-        more = block_iterator_next(&next, args.kv_block, kv_len);
+        more = key_tiles_next(&next, &args, &coord ATTUNE_MODS);
 
         /* 1, 2: load Q and K, a slice at a time; 3: S = Q K^T */
         float4 acc[ACC_SIZE];
@@ -420,9 +420,12 @@ attune_forward(ATTUNE_KERNEL_PARAMETERS ATTUNE_KERNEL_MODS)
         l = 0.0f;
         UNROLL for (uint i = 0u; i < PARTS; i++) l += reduce[i * BLOCK_M + w.row];
         const int split = args.splits > 1u, is_partial = split || (args.flags & ATTUNE_OPENCL_IS_PARTIAL) != 0u;
-        rows[w.row] = is_zero(l) ? is_partial ? 1.0f : 0.0f : split ? 1.0f : 1.0f / l;
-        store_row_state(&args, &coord, workspace, lse, row_max, row_head(&coord, w.row), row_query(&coord, w.row), m, l,
-                        m, l);
+        const uint row_h = row_head(&coord, w.row);
+        float top = m;
+        const float2 sink = split ? (float2)(1.0f, 0.0f) : add_sink(&args, sinks, row_h, &top);
+        const float sum = l * sink.x + sink.y;
+        rows[w.row] = split ? 1.0f : is_zero(sum) ? is_partial ? 1.0f : ZERO_ROW : sink.x / sum;
+        store_row_state(&args, &coord, workspace, lse, row_max, row_h, row_query(&coord, w.row), top, sum, m, l);
     }
     /* Through local memory, so that the code which narrows and stores exists once, not for each register. */
     UNROLL for (uint t = 0u; t < TO; t++)
@@ -433,7 +436,7 @@ attune_forward(ATTUNE_KERNEL_PARAMETERS ATTUNE_KERNEL_MODS)
         barrier(CLK_LOCAL_MEM_FENCE);
         for (uint i = w.id; i < coord.rows * TX; i += THREADS) {
             uint r = i / TX, column = 4u * (i % TX + TX * t);
-            float4 value = is_zero(rows[r]) ? (float4)(0.0f) : s[r * S_STRIDE + i % TX] * rows[r];
+            float4 value = rows[r] == ZERO_ROW ? (float4)(0.0f) : s[r * S_STRIDE + i % TX] * rows[r];
             if (column < HEAD_DIM_V)
                 store_columns(&args, &coord, workspace, o, o_aligned, row_head(&coord, r), row_query(&coord, r), column,
                               value);

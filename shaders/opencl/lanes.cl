@@ -3,9 +3,9 @@
  * Forward attention and decode for drivers that run on the CPU: each lane has rows of its own (lanes.h), so that the
  * softmax needs neither local memory nor barriers. The stages are numbered as in docs/algorithm.md.
  */
+#include "key_tiles.h"
 #include "lanes.h"
 #include "layout.h"
-#include "mods.h"
 #include "outputs.h"
 
 /* The weight of a forbidden pair is -0: in a product it is 0, and its bits tell it from a weight that underflows. */
@@ -80,7 +80,7 @@ ATTUNE_FUNCTION void online_softmax(rows *s, rows *m, rows *l, rows *factor, int
 /* 7: store O and LSE, or the partial result of a split */
 ATTUNE_FUNCTION void store_o(const rows *from, const rows *m, const rows *l, const attune_opencl_arguments *args,
                              const tile_coord *coord, __global uchar *o, __global uchar *lse, __global uchar *row_max,
-                             __global uchar *workspace)
+                             __global const uchar *sinks, __global uchar *workspace)
 {
     const float *out = (const float *)from, *most = (const float *)m, *sums = (const float *)l;
     const int split = args->splits > 1u, is_partial = split || (args->flags & ATTUNE_OPENCL_IS_PARTIAL) != 0u;
@@ -90,14 +90,17 @@ ATTUNE_FUNCTION void store_o(const rows *from, const rows *m, const rows *l, con
             const uint row = lanes_row(i, w);
             if (row < coord->rows) {
                 const uint row_h = row_head(coord, row), row_q = row_query(coord, row);
-                const float sum = sums[i * WIDTH + w];
-                const float scale = is_zero(sum) ? is_partial ? 1.0f : 0.0f : split ? 1.0f : 1.0f / sum;
-                store_row_state(args, coord, workspace, lse, row_max, row_h, row_q, most[i * WIDTH + w], sum,
-                                most[i * WIDTH + w], sum);
+                const float l_row = sums[i * WIDTH + w], m_row = most[i * WIDTH + w];
+                float top = m_row;
+                const float2 sink = split ? (float2)(1.0f, 0.0f) : add_sink(args, sinks, row_h, &top);
+                const float sum = l_row * sink.x + sink.y;
+                const int zero = is_zero(sum) && !is_partial;
+                const float scale = split || is_zero(sum) ? 1.0f : sink.x / sum;
+                store_row_state(args, coord, workspace, lse, row_max, row_h, row_q, top, sum, m_row, l_row);
                 for (uint c = 0u; c < HEAD_DIM_V; c += 4u) {
                     const uint at = (c * VECTORS + i) * WIDTH + w, step = VECTORS * WIDTH;
                     float4 value = (float4)(out[at], out[at + step], out[at + 2u * step], out[at + 3u * step]);
-                    value = is_zero(scale) ? (float4)(0.0f) : value * scale;
+                    value = zero ? (float4)(0.0f) : value * scale;
                     store_columns(args, coord, workspace, o, aligned, row_h, row_q, c, value);
                 }
             }
@@ -123,7 +126,7 @@ attune_lanes(ATTUNE_KERNEL_PARAMETERS ATTUNE_KERNEL_MODS)
         sum[j] = (rows)(0.0f);
     load_q(a, &args, &coord, q); /* 1 */
     block_iterator blocks = block_iterator_of_tile(&args, mask, &coord);
-    while (block_iterator_next(&blocks, args.kv_block, args.kv_len)) {
+    while (key_tiles_next(&blocks, &args, &coord ATTUNE_MODS)) {
         const key_tile tile = key_tile_of(&blocks, args.kv_len);
         /* 2: load K; 3: S = Q K^T */
         multiply_rows(s, a, inner, k_plane, args.k.stride_row, tile.kv0, args.kv_len, HEAD_DIM);
@@ -136,5 +139,5 @@ attune_lanes(ATTUNE_KERNEL_PARAMETERS ATTUNE_KERNEL_MODS)
         else
             multiply_weights(sum, s, factor, inner, v_plane, args.v.stride_row, tile.kv0, args.kv_len, HEAD_DIM_V);
     }
-    store_o(sum, m, l, &args, &coord, o, lse, row_max, workspace); /* 7 */
+    store_o(sum, m, l, &args, &coord, o, lse, row_max, sinks, workspace); /* 7 */
 }

@@ -3,6 +3,7 @@
  * The caller's expressions. src/opencl/program.c puts before a kernel, for the expressions that it has,
  *
  *     #define ATTUNE_HAS_MASK           attune_mask_of follows, in a text that mods.h includes as "mask_text.h"
+ *     #define ATTUNE_HAS_BOUNDS         the text has attune_mask_bounds_of too
  *     #define ATTUNE_HAS_SCORE          likewise attune_score_of, in "score_text.h", and in backward its derivatives
  *     #define ATTUNE_SCORE_CAPTURES(X)  X(n) for each capture n of the score expression
  *
@@ -33,6 +34,9 @@
         __global const attune_opencl_table *score_table ATTUNE_SCORE_CAPTURES(ATTUNE_CAPTURE_PARAMETER)
 #define ATTUNE_MODS , mask_data, mask_table, score_table ATTUNE_SCORE_CAPTURES(ATTUNE_CAPTURE_ARGUMENT)
 
+#ifdef ATTUNE_HAS_BOUNDS
+#include "bounds.h"
+#endif
 #ifdef ATTUNE_HAS_MASK
 #define ATTUNE_SYMBOLS    , __global const uchar *memory, __global const attune_opencl_table *table
 #define ATTUNE_CAPTURE(n) memory, &table->captures[n]
@@ -70,5 +74,18 @@ ATTUNE_FUNCTION int attune_mask(uint b, uint h, uint q, uint kv ATTUNE_MODS_PARA
     return 1;
 #endif
 }
+
+#ifdef ATTUNE_HAS_BOUNDS
+/* Of the mask over `heads` heads that share keys, `queries` queries, and keys from kv0 to `last`. */
+ATTUNE_FUNCTION attune_range attune_mask_bounds(uint b, uint h0, uint heads, uint q0, uint queries, uint kv0,
+                                                uint last ATTUNE_MODS_PARAMETERS)
+{
+    const int h = (int)h0 + mask_table->h0, q = (int)q0 + mask_table->q0;
+    const attune_range rows = attune_range_of(q, q + (int)queries - 1);
+    return attune_mask_bounds_of((int)b + mask_table->b0, attune_range_of(h, h + (int)heads - 1), rows,
+                                 attune_range_of((int)kv0, (int)last), h / mask_table->group, mask_table->q_len,
+                                 mask_table->kv_len, rows, mask_data, mask_table);
+}
+#endif
 
 #endif

@@ -51,6 +51,10 @@ ATTUNE_FUNCTION __global float *row_at(__global uchar *memory, const attune_open
     return (__global float *)(memory + plane_of(t, b, h) + (long)q * t->stride_row);
 }
 
+/* In stage 7, the factor of a row whose O is 0, whatever was accumulated. No factor is negative, and one of 0 is that
+ * of a row beside whose sink its scores vanish: NaN in V shows there. */
+#define ZERO_ROW -1.0f
+
 /* The sink of a head, a logit in the denominator alone. m becomes the larger of both; O and sums relative to the old m
  * are multiplied by x, and y is the sink's own weight. */
 ATTUNE_FUNCTION float2 add_sink(const attune_opencl_arguments *args, __global const uchar *sinks, uint h, float *m)
@@ -76,12 +80,14 @@ ATTUNE_FUNCTION tile_coord tile_coord_of(const attune_opencl_arguments *args, ui
     rest /= args->splits;
     uint head_chunk = rest % args->head_chunks;
     rest /= args->head_chunks;
-    /* Neighbouring workgroups have rows of one head, whose K and V then stay in the cache. The last rows come first:
-     * under a causal mask they have the most keys. */
-    uint chunk = args->q_chunks - 1u - rest % args->q_chunks;
-    rest /= args->q_chunks;
-    coord.kv_h = rest % args->kv_heads;
-    coord.b = rest / args->kv_heads;
+    /* Neighbouring workgroups have rows of the same few planes, whose K and V then stay in the cache. The last rows of
+     * these planes come first: under a causal mask they have the most keys. */
+    uint section = rest / (args->q_chunks * args->section), first = section * args->section;
+    rest -= section * args->q_chunks * args->section;
+    uint planes = max(min(args->section, args->batch * args->kv_heads - first), 1u);
+    uint chunk = args->q_chunks - 1u - rest / planes, plane = first + rest % planes;
+    coord.kv_h = plane % args->kv_heads;
+    coord.b = plane / args->kv_heads;
     uint group = args->heads / args->kv_heads;
     coord.h0 = coord.kv_h * group + head_chunk * args->head_step;
     coord.heads = min(args->head_step, group - head_chunk * args->head_step);
@@ -108,6 +114,7 @@ typedef struct block_iterator {
     __global const uint *entries; /* unused without BLOCKS */
     uint block, end;              /* the block after the tile's, and the end, as numbers in the list */
     uint row0, row_end, kind;     /* of the tile: its first row, the end of its block; kind 1 = partial block */
+    uint partial; /* of the tile: kind, or 0 where all its pairs are known to be allowed (key_tiles.h) */
 } block_iterator;
 
 /* Before the first tile of the list `index` of those at `lists` in the mask's object; without lists, of `count`
@@ -121,6 +128,7 @@ ATTUNE_FUNCTION block_iterator block_iterator_begin(__global const uchar *mask, 
     it.row0 = 0u - BLOCK_N;
     it.row_end = 0u;
     it.kind = 0u;
+    it.partial = 0u;
     if (BLOCKS) {
         __global const attune_opencl_mask_row *row = (__global const attune_opencl_mask_row *)(mask + lists) + index;
         it.entries = (__global const uint *)(mask + row->offset);
@@ -146,6 +154,7 @@ ATTUNE_FUNCTION int block_iterator_next(block_iterator *it, uint block_size, uin
         it->row_end = min(it->row0 + block_size, length);
         it->block++;
     }
+    it->partial = it->kind;
     return 1;
 }
 
@@ -175,7 +184,7 @@ ATTUNE_FUNCTION key_tile key_tile_of(const block_iterator *it, uint kv_len)
 {
     key_tile tile;
     tile.kv0 = it->row0;
-    tile.is_partial = MASK && it->kind != 0u;
+    tile.is_partial = MASK && it->partial != 0u;
     tile.masked = tile.is_partial || it->row0 + BLOCK_N > kv_len;
     return tile;
 }

@@ -73,6 +73,7 @@ void attune__opencl_arguments_cut(const attune__partition *cut, attune_opencl_ar
     arguments->head_chunks = (uint32_t)cut->head_chunks;
     arguments->q_block = cut->q_block;
     arguments->in_block = cut->in_block;
+    arguments->section = cut->section;
     arguments->q_chunks = (uint32_t)cut->q_chunks;
     arguments->splits = cut->splits;
 }

@@ -11,7 +11,7 @@
 #include "plan/layout.h"
 
 /* Pointers of backward kernels between those of all kernels and the captures. */
-#define MORE_POINTERS 5
+#define MORE_POINTERS 6
 
 /* --------------------------------------------------------------------------------------------------------- programs */
 
@@ -86,14 +86,20 @@ static attune_status build_portable(attune__opencl_device *device, const attune_
 }
 
 static attune_status build_delta(attune__opencl_device *device, const attune__program_desc *desc,
-                                 attune__opencl_kernel *kernel)
+                                 attune__opencl_program *program)
 {
+    attune__opencl_kernel *delta = &program->delta;
     const attune__opencl_tile tile = {ATTUNE_OPENCL_DELTA_THREADS, desc->choice->block_m2, desc->choice->block_n2};
     attune__opencl_text text = begin_text(device, desc, "backward_delta.cl", &tile, false, false);
     text.mask = NULL;
     text.gradient = NULL;
-    ATTUNE__TRY(attune__opencl_kernel_build(device, &text, "attune_backward_delta", tile.threads, NULL, kernel));
-    return attune__opencl_launch_empty(device, kernel, MORE_POINTERS, desc->score);
+    attune__opencl_add_define(&text, "SINKS", desc->shape->sinks);
+    ATTUNE__TRY(attune__opencl_kernel_build(device, &text, "attune_backward_delta", tile.threads, NULL, delta));
+    if (desc->shape->sinks) {
+        ATTUNE__TRY(attune__opencl_kernel_also(device, delta, "attune_backward_sinks", tile.threads, &program->sinks));
+        ATTUNE__TRY(attune__opencl_launch_empty(device, &program->sinks, MORE_POINTERS, desc->score));
+    }
+    return attune__opencl_launch_empty(device, delta, MORE_POINTERS, desc->score);
 }
 
 static void set_sums(attune__opencl_setter *setter, const attune_opencl_sums *sums, const attune_buffer *workspace,
@@ -138,7 +144,7 @@ attune_status attune__opencl_backward_build(attune__opencl_device *device, const
             ATTUNE__TRY(build_portable(device, desc, true, true, &program->keys_aligned));
         }
     }
-    ATTUNE__TRY(build_delta(device, desc, &program->delta));
+    ATTUNE__TRY(build_delta(device, desc, program));
     return has_captures(desc->shape, desc->gradient) ? build_sums(device, program) : ATTUNE_OK;
 }
 
@@ -161,7 +167,7 @@ typedef struct run {
     const attune_buffer *sums_to[ATTUNE_EXPR_MAX_SYMBOLS];
     int64_t sums_at[ATTUNE_EXPR_MAX_SYMBOLS]; /* by symbol, in the workspace's object; -1 = not requested */
     uint32_t sum_count;
-    pass passes[3 + 2 * ATTUNE_EXPR_MAX_SYMBOLS];
+    pass passes[4 + 2 * ATTUNE_EXPR_MAX_SYMBOLS];
     uint32_t pass_count;
 } run;
 
@@ -216,6 +222,10 @@ static void describe(run *r)
     a->d_k = attune__opencl_tensor_describe(&back->d_k, store, ATTUNE_OPENCL_ALIGNED_D_K, &a->flags);
     a->d_v = attune__opencl_tensor_describe(&back->d_v, store, ATTUNE_OPENCL_ALIGNED_D_V, &a->flags);
     a->d_lse = attune__opencl_tensor_describe(&back->d_lse, 1, ATTUNE_OPENCL_HAS_D_LSE, &a->flags);
+    if (back->d_sinks.buffer) {
+        a->d_sinks = (int64_t)(attune__opencl_buffer_of(back->d_sinks.buffer)->offset + back->d_sinks.offset);
+        a->d_sinks_h = back->d_sinks.stride[0] * (int64_t)sizeof(float);
+    }
     a->delta = workspace_at(r, 0);
     a->score_table = workspace_at(r, place.arguments);
     list_sums(r, place.sums);
@@ -261,6 +271,7 @@ static attune_status add_passes(run *r)
         .q_len = call->q_len,
         .block_m = choice->block_m2,
         .mask_q_block = call->mask ? call->mask->q_block : 0,
+        .units = program->base.device->info.limits.compute_units,
     });
     attune__opencl_arguments_cut(&c, &r->arguments);
     const uint64_t key_tiles = (uint64_t)((call->kv_len + choice->block_n1 - 1) / choice->block_n1);
@@ -272,6 +283,13 @@ static attune_status add_passes(run *r)
                                 .flops = ATTUNE_OPENCL_DELTA_ROWS * 16 * dv, /* the time of its loads, as operations */
                                 .what = "rows",
                             }));
+    if (r->call->d_sinks.buffer)
+        ATTUNE__TRY(add_pass(r, &(pass){
+                                    .kernel = &program->sinks,
+                                    .workgroups = (uint64_t)call->heads,
+                                    .flops = (double)(call->batch * call->q_len) * 32,
+                                    .what = "heads",
+                                }));
     ATTUNE__TRY(add_pass(r, &(pass){
                                 .kernel = aligned ? &program->aligned : &program->forward,
                                 .workgroups = (uint64_t)c.items,
@@ -300,6 +318,7 @@ static void set_arguments(run *r, const pass *p, attune__opencl_setter *setter)
     attune__opencl_set_memory(setter, back->d_q.buffer);
     attune__opencl_set_memory(setter, back->d_k.buffer);
     attune__opencl_set_memory(setter, back->d_v.buffer);
+    attune__opencl_set_memory(setter, back->d_sinks.buffer);
     attune__opencl_set_captures(setter, r->program->score, back->forward.captures);
 }
 

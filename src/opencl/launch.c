@@ -49,6 +49,7 @@ static attune__partition partition_of(const attune__opencl_program *program, con
         .decode = decode || call->serving, /* a tile has the rows of a group of heads */
         .mask_q_block = mask ? mask->q_block : 0,
         .one_list = !mask || mask->stored_heads == 1,
+        .units = attune__opencl_of(program->base.device)->base.info.limits.compute_units,
     });
 }
 
@@ -196,8 +197,13 @@ static void enqueue(run *r, attune__opencl_call *commands)
         attune__opencl_schedule_launch(r->program, r->call, &r->arguments, &r->parts, r->schedule, commands);
     const uint64_t most = attune__opencl_launch_most(device, r->tiles, r->tile_flops);
     launch_all(r, forward_kernel(r), r->tiles, most, commands);
-    if (r->combine)
-        launch_all(r, &program->combine, r->combine, r->combine, commands);
+    if (r->combine) {
+        /* The time of its loads, as operations: of a tile with two parts, or of four columns for each work-item. */
+        const double loads = r->parts.items ? 2.0 * program->choice.block_m * program->shape.head_dim_v
+                                            : 4.0 * program->combine.threads * r->arguments.splits;
+        const uint64_t merges = attune__opencl_launch_most(device, r->combine, 16 * loads);
+        launch_all(r, &program->combine, r->combine, merges, commands);
+    }
 }
 
 static attune_status launch(const attune__program *program, attune_queue *queue, const attune__forward *call,

@@ -72,6 +72,7 @@ static attune__opencl_setter set_nothing(const attune__opencl_device *device, co
         .head_chunks = 1,
         .q_chunks = 1,
         .in_block = 1,
+        .section = 1,
     };
     const attune__forward none = {.batch = 0};
     attune__opencl_setter setter = {.device = device, .kernel = kernel->handle};
@@ -110,6 +111,7 @@ static attune_status build_forward(attune__opencl_device *device, const attune__
 {
     const attune_plan_choice *c = desc->choice;
     attune__opencl_text text = begin_text(device, desc, "forward.cl", c->workgroup_invocations, aligned);
+    text.bounds = true;
     attune__forward_layout layout;
     /* The path for any alignment is rarely taken: a GPU's driver should not spend as long on it as on the other. */
     const char *why = attune__forward_layout_make(c->block_m, c->block_n, c->workgroup_invocations,
@@ -145,6 +147,7 @@ static attune_status build_lanes(attune__opencl_device *device, const attune__pr
     const attune_plan_choice *c = desc->choice;
     const attune__opencl_tile tile = {c->workgroup_invocations, c->block_m, c->block_n};
     attune__opencl_text text = attune__opencl_text_begin(device, desc, "lanes.cl", &tile, false);
+    text.bounds = true;
     ATTUNE__TRY(attune__opencl_add_lanes(device, desc, &tile, &text));
     ATTUNE__TRY(attune__opencl_kernel_build(device, &text, "attune_lanes", c->workgroup_invocations, desc->invocations,
                                             kernel));
@@ -259,6 +262,7 @@ void attune__opencl_program_destroy(attune__program *program)
     attune__opencl_kernel_release(device, &mine->keys);
     attune__opencl_kernel_release(device, &mine->keys_aligned);
     attune__opencl_kernel_release(device, &mine->delta);
+    attune__opencl_kernel_release(device, &mine->sinks);
     attune__opencl_kernel_release(device, &mine->clear_sums);
     attune__opencl_kernel_release(device, &mine->add_sums);
     pthread_mutex_destroy(&mine->lock);

@@ -25,6 +25,7 @@ typedef struct attune__opencl_text {
     bool host, fma;
     bool literal; /* built without optimisation */
     bool serving; /* of a plan over a cache, which evaluates the mask for each call */
+    bool bounds;  /* with the mask's bounds over tiles */
     attune__opencl_define defines[ATTUNE__OPENCL_DEFINES];
     uint32_t define_count;
 } attune__opencl_text;
@@ -101,6 +102,7 @@ typedef struct attune__opencl_program {
     /* backward: forward and aligned give dQ, and gradients of captures */
     const attune__gradient *gradient; /* borrowed likewise */
     attune__opencl_kernel keys, keys_aligned, delta;
+    attune__opencl_kernel sinks;                /* none: the plan adds none */
     attune__opencl_kernel clear_sums, add_sums; /* none: no call may request a capture's gradient */
 } attune__opencl_program;
 

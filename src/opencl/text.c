@@ -51,7 +51,7 @@ static attune_status add_lines(writer *w, const char *line)
 static attune_status add_mask(const attune__opencl_text *from, attune__text *to)
 {
     ATTUNE__TRY(attune__ctext_function(from->mask, "attune_mask_of", to));
-    if (from->serving)
+    if (from->serving || from->bounds)
         attune__ctext_mask_bounds(from->mask, "attune_mask_bounds_of", to);
     return ATTUNE_OK;
 }
@@ -98,6 +98,8 @@ static attune_status add_text(const attune__opencl_text *from, attune__text *to)
         attune__text_add(to, "#define SERVING\n");
     if (from->mask)
         attune__text_add(to, "#define ATTUNE_HAS_MASK\n");
+    if (from->mask && from->bounds)
+        attune__text_add(to, "#define ATTUNE_HAS_BOUNDS\n");
     if (from->mask && from->serving)
         add_captures(from->mask, "ATTUNE_MASK_CAPTURES", to);
     if (from->score) {

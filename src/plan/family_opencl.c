@@ -121,6 +121,7 @@ const attune__family attune__opencl_lanes = {
     .name = "opencl_lanes",
     .backend = ATTUNE_BACKEND_OPENCL,
     .host = true,
+    .sinks = true,
     .dtypes = ATTUNE__DENSE_DTYPES,
     .mixes = 1u << ATTUNE__PASS_FORWARD | 1u << ATTUNE__PASS_DECODE,
     .reject_problem = lanes_reject_problem,

@@ -220,6 +220,7 @@ const attune__family attune__vulkan_portable = {
 const attune__family attune__opencl_portable = {
     .name = "opencl_portable",
     .backend = ATTUNE_BACKEND_OPENCL,
+    .sinks = true,
     .dtypes = ATTUNE__DENSE_DTYPES,
     .mixes = MIXES,
     .options = VULKAN_OPTIONS(0),

@@ -1,6 +1,21 @@
 /* SPDX-License-Identifier: MIT */
 #include "plan/partition.h"
 
+/* Items of a section for each compute unit, some waves: under a causal mask those of the first rows, which have the
+ * fewest keys, then fill the units at the end. */
+#define SECTION_ITEMS 8
+
+/* As few planes as have so many items, since their keys share the cache; equal sections. */
+static uint32_t section_of(const attune__partition_desc *desc, int64_t plane_items)
+{
+    const int64_t planes = desc->batch * desc->kv_heads, least = SECTION_ITEMS * (int64_t)desc->units;
+    if (!desc->mask_q_block || !desc->units || plane_items < 1)
+        return 1;
+    const int64_t section = (least + plane_items - 1) / plane_items;
+    const int64_t sections = planes / section > 1 ? planes / section : 1;
+    return (uint32_t)((planes + sections - 1) / sections);
+}
+
 attune__partition attune__partition_make(const attune__partition_desc *desc)
 {
     const int64_t group = desc->heads / desc->kv_heads;
@@ -14,6 +29,7 @@ attune__partition attune__partition_make(const attune__partition_desc *desc)
         c.q_step = c.q_block;
     c.in_block = (c.q_block + c.q_step - 1) / c.q_step;
     c.q_chunks = desc->q_len / c.q_block * c.in_block + (desc->q_len % c.q_block + c.q_step - 1) / c.q_step;
+    c.section = section_of(desc, c.q_chunks * c.head_chunks * c.splits);
     c.items = c.q_chunks * desc->batch * desc->kv_heads * c.head_chunks * c.splits;
     return c;
 }

@@ -12,6 +12,7 @@ typedef struct attune__partition_desc {
     bool decode;
     uint32_t mask_q_block; /* rows of a block of the mask; 0 = no mask */
     bool one_list;         /* all heads have the same lists, or there is no mask */
+    uint32_t units;        /* compute units of a device that takes items in their order */
 } attune__partition_desc;
 
 typedef struct attune__partition {
@@ -20,6 +21,8 @@ typedef struct attune__partition {
     int64_t head_chunks, q_chunks;
     uint32_t splits;
     int64_t items;
+    uint32_t
+        section; /* planes of keys (batch and key head) whose items follow one another, the last rows of all first */
 } attune__partition;
 
 /*
