@@ -125,47 +125,63 @@ __device__ __forceinline__ void rescale(float (&o)[sm90::WIDTH_DV / 2], const fl
 }
 
 /* Adds the infinities and NaN of V that the scan warps replaced by 0, to the rows that are allowed to attend them.
- * Their product with any weight is infinite or NaN, so the weight is left out. */
-__device__ __forceinline__ void add_non_finite_v(float (&o)[sm90::WIDTH_DV / 2], const attune_cuda_arguments &a,
-                                                 const tile_coord &p, int kv, int flags, int row)
+ * Their product with a weight is NaN if the weight is 0, and the element itself with any other. */
+__device__ __forceinline__ void add_non_finite_v(float (&o)[sm90::WIDTH_DV / 2], u32 (&weights)[BLOCK_N / 16][4],
+                                                 const attune_cuda_arguments &a, const tile_coord &p, int kv, int flags,
+                                                 int row)
 {
     if (flags & TILE_ABSENT)
         return;
-    int column = (int)threadIdx.x % 4 * 2, end = min(kv + BLOCK_N, a.kv_len);
+    int lane = (int)threadIdx.x % 32, column = lane % 4 * 2, end = min(kv + BLOCK_N, a.kv_len);
     const element *v = (const element *)a.v.address + p.b * a.v.batch + p.h_kv * a.v.head + column;
 #pragma unroll 1
-    for (; kv < end; kv++) {
-        bool allowed[2];
+    for (int eight = 0; eight < BLOCK_N; eight += 8) {
+        /* The weights of 8 keys rotate, as O does below, so that indices are constants in a loop that is not unrolled.
+         */
+        u32 pair[2] = {weights[0][0], weights[0][1]};
 #pragma unroll
-        for (int half = 0; half < 2; half++)
-            allowed[half] = !(flags & TILE_PARTIAL) || pair_allowed(a, p, row + half * 8, kv);
-            /* O rotates, so that indices are constants in a loop that is not unrolled. */
+        for (int i = 0; i + 2 < BLOCK_N / 4; i++)
+            weights[i / 4][i % 4] = weights[(i + 2) / 4][(i + 2) % 4];
+        weights[BLOCK_N / 16 - 1][2] = pair[0];
+        weights[BLOCK_N / 16 - 1][3] = pair[1];
 #pragma unroll 1
-        for (int d = 0; d < sm90::WIDTH_DV; d += 8) {
-            u32 two = d + column < HEAD_DIM_V ? *(const u32 *)(v + kv * a.v.row + d) : 0, signs = non_finite_signs(two);
-            float low = signs & 0x8000u ? unpack(two) : 0.0f, high = signs >> 31 ? unpack(two >> 16) : 0.0f;
-            float first[4];
+        for (int i = 0; i < 8 && kv < end; i++, kv++) {
+            float factor[2];
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                first[i] = o[i] + (allowed[i / 2] ? i % 2 ? high : low : 0.0f);
+            for (int half = 0; half < 2; half++) {
+                u32 weight = __shfl_sync(0xffffffffu, pair[half], lane / 4 * 4 + i / 2) >> i % 2 * 16 & 0x7fffu;
+                bool allowed = !(flags & TILE_PARTIAL) || pair_allowed(a, p, row + half * 8, kv);
+                factor[half] = !allowed ? -1.0f : weight ? 1.0f : 0.0f;
+            }
+#pragma unroll 1
+            for (int d = 0; d < sm90::WIDTH_DV; d += 8) {
+                u32 two = d + column < HEAD_DIM_V ? *(const u32 *)(v + kv * a.v.row + d) : 0;
+                u32 signs = non_finite_signs(two);
+                float low = signs & 0x8000u ? unpack(two) : 0.0f, high = signs >> 31 ? unpack(two >> 16) : 0.0f;
+                float first[4];
 #pragma unroll
-            for (int i = 0; i < sm90::WIDTH_DV / 2; i++)
-                o[i] = i + 4 < sm90::WIDTH_DV / 2 ? o[i + 4] : first[i + 4 - sm90::WIDTH_DV / 2];
+                for (int j = 0; j < 4; j++)
+                    first[j] = o[j] + (factor[j / 2] < 0.0f ? 0.0f : factor[j / 2] * (j % 2 ? high : low));
+#pragma unroll
+                for (int j = 0; j < sm90::WIDTH_DV / 2; j++)
+                    o[j] = j + 4 < sm90::WIDTH_DV / 2 ? o[j + 4] : first[j + 4 - sm90::WIDTH_DV / 2];
+            }
         }
     }
 }
 
 /* Before P V: waits until the scan warps have read the tile's V. Not every tile is scanned, so each stage has a phase
  * of its own: `scanned` has a bit for each stage, the phase to wait for. */
-__device__ __forceinline__ void wait_scanned(float (&o)[sm90::WIDTH_DV / 2], control &c, const attune_cuda_arguments &a,
-                                             const tile_coord &p, int kv, int flags, int row, u32 stage, u32 &scanned)
+__device__ __forceinline__ void wait_scanned(float (&o)[sm90::WIDTH_DV / 2], u32 (&weights)[BLOCK_N / 16][4],
+                                             control &c, const attune_cuda_arguments &a, const tile_coord &p, int kv,
+                                             int flags, int row, u32 stage, u32 &scanned)
 {
     if (!sm90::SCANS_V || !(flags & TILE_SCAN_V))
         return;
     barrier_wait(&c.v_scanned[stage], scanned >> stage & 1);
     scanned ^= 1u << stage;
     if (c.non_finite[stage])
-        add_non_finite_v(o, a, p, kv, flags, row);
+        add_non_finite_v(o, weights, a, p, kv, flags, row);
 }
 
 /* 6: O += P V; issued, not waited for. */
@@ -351,7 +367,7 @@ __device__ __forceinline__ void consume(const attune_cuda_arguments &a, control 
         /* 5: online softmax */
         softmax(s, row_max, row_sum, alpha, factor);
         round_p(p, s);
-        wait_scanned(o, c, a, coord, kv, flags, row, v.stage, scanned);
+        wait_scanned(o, p, c, a, coord, kv, flags, row, v.stage, scanned);
         /* The last maxima rose past RESCALE_THRESHOLD, and the next may too: no attempt without rescale. */
         bool rising = false;
         while (!(flags & TILE_LAST)) {
@@ -391,7 +407,7 @@ __device__ __forceinline__ void consume(const attune_cuda_arguments &a, control 
                 round_p(p, s);
                 rising = __any_sync(0xffffffffu, fminf(alpha[0], alpha[1]) < 1.0f / RESCALE_THRESHOLD);
             }
-            wait_scanned(o, c, a, coord, kv, flags, row, v.stage, scanned);
+            wait_scanned(o, p, c, a, coord, kv, flags, row, v.stage, scanned);
         }
         consumer_release<&control::q>(c, r);
         advance<sm90::Q_BUFFERS>(r);

@@ -387,6 +387,9 @@ static void special_inputs(const attention_case *c, attention *a, random_state *
     }
     if (c->input == INPUT_NONFINITE)
         make_nonfinite(c, a, r);
+    if (c->input == INPUT_INFINITE_V)
+        for (int64_t row = 0; row < array_count(&a->v) / dv; row += 3)
+            array_set(&a->v, row * dv + between(r, 0, dv - 1), random_uniform(r) < 0.5 ? -INFINITY : INFINITY);
     if (c->input == INPUT_MIXED) {
         for (int64_t row = 0; row < array_count(&a->q) / d; row++)
             array_set(&a->q, row * d, 1);

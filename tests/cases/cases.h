@@ -19,6 +19,7 @@ typedef enum case_input {
     INPUT_NAN_HIDDEN,  /* NaN and infinities in k and v where the mask forbids: no trace of them in the output */
     INPUT_MIXED,       /* scores of +inf, each followed by one of NaN: every row that has a NaN has +inf too */
     INPUT_NONFINITE,   /* NaN and infinities anywhere in q, k, v and captures; heads whose scores are all -inf */
+    INPUT_INFINITE_V,  /* an infinity in v of every third key */
 } case_input;
 
 typedef enum case_layout {
@@ -78,7 +79,7 @@ static inline bool case_supported(const attention_case *c, const char *backend, 
 static inline bool case_has_gradients(const attention_case *c)
 {
     return c->input != INPUT_INFINITE && c->input != INPUT_NAN_VISIBLE && c->input != INPUT_MIXED &&
-           c->input != INPUT_NONFINITE;
+           c->input != INPUT_NONFINITE && c->input != INPUT_INFINITE_V;
 }
 
 /* table.h */

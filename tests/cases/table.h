@@ -139,6 +139,7 @@ ROW(infinite_rows,          1, 1, 2, 2, 150, 150,  64,  0, .score = "q % 3 == 0 
 ROW(infinite_rows_masked,   1, 1, 2, 2, 150, 150,  64,  0, .mask = "q >= kv || kv % 2 == 1", .score = "q % 3 == 0 ? -1.0 / 0.0 : score", .input = INPUT_NAN_VISIBLE)
 ROW(infinite_part,          1, 1, 2, 2, 150, 150,  64,  0, .score = "kv > 50 || q % 3 == 0 ? -1.0 / 0.0 : score", .input = INPUT_NAN_VISIBLE, .segments = 7)
 ROW(infinite_part_masked,   1, 1, 2, 2, 150, 150,  64,  0, .mask = "q >= kv || kv % 2 == 1", .score = "kv > 50 || q % 3 == 0 ? -1.0 / 0.0 : score", .input = INPUT_NAN_VISIBLE, .segments = 7)
+ROW(infinite_v_weightless,   1, 1, 2, 2, 150, 150,  64,  0, .mask = CAUSAL, .score = "kv % 6 == 0 ? -1.0 / 0.0 : score", .input = INPUT_INFINITE_V)
 ROW(infinite_parts_many,    1, 1, 2, 1,  20, 150, 128,  0, .score = "kv < 120 || q % 3 == 0 ? -1.0 / 0.0 : score", .input = INPUT_NAN_VISIBLE, .segments = 24)
 ROW(infinite_split,         1, 1, 8, 2,   1, 900, 128,  0, .score = "kv > 200 || h % 2 == 0 ? -1.0 / 0.0 : score", .input = INPUT_NAN_VISIBLE, .preferred = "{\"SPLIT_KV\": 3}")
 ROW(infinite_split_masked,  1, 1, 8, 2,   1, 900, 128,  0, .mask = "kv % 5 != 0", .score = "kv > 200 || h % 2 == 0 ? -1.0 / 0.0 : score", .input = INPUT_NAN_VISIBLE, .preferred = "{\"SPLIT_KV\": 3}")

@@ -116,6 +116,12 @@ CASES = {
     'merge_nan': test('test_api', 'merge/nan_cuda'),
     'segments': test('test_cases', 'segments_gradients_cuda/dense_128'),
     'graphs': test('test_cuda_streams', 'cuda_streams/a_call_is_captured_in_a_graph_*'),
+    # Calls over a cache: appends, parts, wrong tables and lengths.
+    'append': test('test_cases', 'append/cuda', ATTUNE_TEST_PART='0/3'),
+    'append_extremes': test('test_cases', 'append/cuda_of_extremes'),
+    'serving': test('test_cases', 'serving_cases/cuda', ATTUNE_TEST_PART='0/16'),
+    'serving_bits': test('test_cases', 'serving_bits/cuda', ATTUNE_TEST_PART='0/4'),
+    'serving_limits': test('test_cases', 'serving_limits/cuda*'),
     'mods': test('test_cuda_mods', 'cuda_mods/agree_with_the_interpreter', ATTUNE_TEST_SCALE='0.05'),
     'measure': test('test_cuda_streams', 'cuda_streams/peaks_are_measured'),
     'threads': {'words': ['tests/race', 'cuda']},
