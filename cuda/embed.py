@@ -5,14 +5,14 @@ import pathlib
 import sys
 
 backend, output, *files = sys.argv[1:]
-text = f'/* Made by cuda/embed.py. */\n#include "{backend}/sources.h"\n'
-rows = ''
+numbers = [f'{byte},' for byte in range(256)]
+lines = ['/* Made by cuda/embed.py. */', f'#include "{backend}/sources.h"']
 for number, name in enumerate(files):
     data = pathlib.Path(name).read_bytes() + b'\0'
-    text += f'\nstatic const char source_{number}[] = {{\n'
-    for i in range(0, len(data), 20):
-        text += '    ' + ' '.join(f'{byte},' for byte in data[i:i + 20]) + '\n'
-    text += '};\n'
-    rows += f'    {{"{pathlib.Path(name).name}", source_{number}}},\n'
-text += f'\nconst attune__{backend}_source attune__{backend}_sources[] = {{\n{rows}    {{0, 0}},\n}};\n'
-pathlib.Path(output).write_text(text)
+    lines += ['', f'static const char source_{number}[] = {{']
+    lines += ['    ' + ' '.join(numbers[byte] for byte in data[i:i + 20]) for i in range(0, len(data), 20)]
+    lines += ['};']
+lines += ['', f'const attune__{backend}_source attune__{backend}_sources[] = {{']
+lines += [f'    {{"{pathlib.Path(name).name}", source_{number}}},' for number, name in enumerate(files)]
+lines += ['    {0, 0},', '};', '']
+pathlib.Path(output).write_text('\n'.join(lines))
