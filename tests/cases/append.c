@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cases/quantised.h"
+#include "tests/oracle/quantised.h"
 #include "support/devices.h"
 #include "tests/oracle/array.h"
 

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/oracle/quantised.h"
+
 #define TRY(call)                                                                                                      \
     do {                                                                                                               \
         attune_status status_ = (call);                                                                                \
@@ -91,14 +93,9 @@ static bool check_integers(const char *name, const array *a, uint32_t rank, int6
            failure_set(why, "%s has %lld entries, expected %lld: %s", name, (long long)a->size[0], (long long)size, of);
 }
 
-static bool has_factors(attune_dtype dtype)
-{
-    return dtype == ATTUNE_F8E4M3 || dtype == ATTUNE_F8E5M2 || dtype == ATTUNE_I8;
-}
-
 static bool is_quantised(attune_dtype dtype)
 {
-    return has_factors(dtype) || attune_dtype_block(dtype) > 1;
+    return has_factors(dtype) || in_blocks(dtype);
 }
 
 static bool check_scale(const char *name, const array *scale, const array *of, failure *why)

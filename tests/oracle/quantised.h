@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Quantised types, by the definitions of their formats. */
-#ifndef ATTUNE_TESTS_CASES_QUANTISED_H
-#define ATTUNE_TESTS_CASES_QUANTISED_H
+#ifndef ATTUNE_TESTS_ORACLE_QUANTISED_H
+#define ATTUNE_TESTS_ORACLE_QUANTISED_H
 
 #include <attune/attune.h>
 #include <math.h>
