@@ -6,13 +6,22 @@
 
 #include "support/devices.h"
 
-/* Whether this process has the run. Successive rows begin with successive dtypes, so that a sample has all of them. */
+/* Whether a run is one of `share`. Successive rows begin with successive dtypes, so that a sample has all of them. */
+static bool in_share(const case_suite *s, uint32_t row, uint32_t variant, uint64_t share)
+{
+    const uint64_t all = (uint64_t)CASE_COUNT * s->variants, step = share < all ? all / share : 1,
+                   number = (uint64_t)row * s->variants + (row + variant) % s->variants;
+    return number % step == test_seed() % step;
+}
+
+/* Whether this process has the run, and none before it had. */
 static bool chosen(const case_suite *s, uint32_t row, uint32_t variant)
 {
-    const uint64_t all = (uint64_t)CASE_COUNT * s->variants,
-                   share = s->sample && test_sampled() ? scaled(s->sample) : all, step = share < all ? all / share : 1,
-                   number = (uint64_t)row * s->variants + (row + variant) % s->variants;
-    return number % step == test_seed() % step && test_part(row);
+    const uint64_t all = (uint64_t)CASE_COUNT * s->variants;
+    const bool sampled = s->sample && test_sampled();
+    const uint64_t done = test_done(sampled ? s->sample : all);
+    return in_share(s, row, variant, sampled ? scaled(s->sample) : all) && test_part(row) &&
+           !(done && in_share(s, row, variant, sampled ? done : all));
 }
 
 static bool make(const case_row *test, uint32_t variant, case_job *job)
@@ -93,7 +102,7 @@ void case_suite_random(const case_suite *suite)
     attune_device *device = open_device(suite, &instance);
     const uint64_t count = scaled(suite->random);
     uint64_t ran = 0;
-    for (uint64_t i = 0; i < count; i++) {
+    for (uint64_t i = test_done(suite->random); i < count; i++) {
         case_job job;
         if (!test_part(i) || !suite->draw(suite, i, &job))
             continue;

@@ -7,7 +7,7 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
 for words in 'build --frob' 'test plain more' 'test frob' 'format --chek' 'format --check more' 'lint src' 'lint changed HEAD more' 'fuzz many' \
-  'fuzz 0' 'fuzz 5 more' 'coverage x' 'docs all' 'abi --frob' 'abi v1 more' 'release HEAD more' \
+  'fuzz 0' 'fuzz 5 more' 'coverage x' 'docs all' 'abi --frob' 'abi v1 more' 'prepare frob' 'prepare packages more' 'release HEAD more' \
   'release no-such-commit' 'deb HEAD more' 'clean all' 'frob'; do
   status=0
   ./dev $words >"$scratch/out" 2>"$scratch/err" || status=$?

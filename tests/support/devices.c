@@ -2,6 +2,8 @@
 #include "support/devices.h"
 
 #include <criterion/criterion.h>
+#include <criterion/hooks.h>
+#include <criterion/internal/ordered-set.h>
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,12 +49,22 @@ void nvrtc_or_skip(void)
     cr_skip_test("%s", reason);
 }
 
-uint64_t scaled(uint64_t full)
+static uint64_t times(uint64_t full, const char *scale_text)
 {
-    const char *text = getenv("ATTUNE_TEST_SCALE");
-    double scale = text ? strtod(text, NULL) : 1;
+    double scale = scale_text ? strtod(scale_text, NULL) : 1;
     double count = (double)full * (scale > 0 ? scale : 1);
     return count < 1 ? 1 : (uint64_t)count;
+}
+
+uint64_t scaled(uint64_t full)
+{
+    return times(full, getenv("ATTUNE_TEST_SCALE"));
+}
+
+uint64_t test_done(uint64_t full)
+{
+    const char *text = getenv("ATTUNE_TEST_DONE");
+    return text ? times(full, text) : 0;
 }
 
 uint64_t test_seed(void)
@@ -73,6 +85,35 @@ bool test_part(uint64_t number)
 bool test_sampled(void)
 {
     return getenv("ATTUNE_TEST_SAMPLE") != NULL;
+}
+
+/* Whether what a file's tests do follows from the scale, the sample or the part. A file that cannot be read may. */
+static bool scales(const char *path)
+{
+    static const char *const words[] = {"scaled(", "test_sampled(", "test_part(", "case_suite"};
+    char line[512];
+    FILE *file = fopen(path, "r");
+    bool found = !file;
+    while (file && !found && fgets(line, sizeof line, file))
+        for (size_t i = 0; i < sizeof words / sizeof words[0] && !found; i++)
+            found = strstr(line, words[i]) != NULL;
+    if (file)
+        (void)fclose(file);
+    return found;
+}
+
+ReportHook(PRE_ALL)(struct criterion_test_set *all)
+{
+    if (!test_done(1))
+        return;
+    FOREACH_SET(struct criterion_suite_set * suite, all->suites)
+    {
+        FOREACH_SET(struct criterion_test * test, suite->tests)
+        {
+            if (!scales(test->data->file_))
+                test->data->disabled = true;
+        }
+    }
 }
 
 void model_or_skip(void)

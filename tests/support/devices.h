@@ -22,6 +22,11 @@ uint64_t test_seed(void);
 /* Whether this process has the case: ATTUNE_TEST_PART=2/8 is the third of eight that share them. */
 bool test_part(uint64_t number);
 
+/* Of `full` random cases, the first ones that an earlier run of the same programs has had: `full` times
+ * ATTUNE_TEST_DONE, at least 1; 0 if that is not set. Where it is, files of tests that read no scale are left out: they
+ * would run as they ran. */
+uint64_t test_done(uint64_t full);
+
 /* Whether a table runs on a device in the share that continuous integration has time for, times ATTUNE_TEST_SCALE:
  * ATTUNE_TEST_SAMPLE is set. */
 bool test_sampled(void);
