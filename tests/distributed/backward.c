@@ -112,19 +112,8 @@ Test(distributed_backward, random)
 /* Several ranks need different parts of a rank's keys, in every layout; with all that is summed over ranks. */
 Test(distributed_backward, windows)
 {
-    static const attention_case c = {.name = "windows",
-                                     .batch = 1,
-                                     .kv_batch = 1,
-                                     .heads = 2,
-                                     .kv_heads = 1,
-                                     .q_len = 110,
-                                     .kv_len = 110,
-                                     .head_dim = 16,
-                                     .mask = "q >= kv && q - kv < 37",
-                                     .score = "score + slope[h] * (kv - q) + half_bias[kv]",
-                                     .q_block = 16,
-                                     .kv_block = 16,
-                                     .sinks = true};
+    attention_case c = sharing_windows;
+    c.sinks = true;
     static sharing s;
     sharing_open(&s);
     for (uint64_t i = 0; i < 12; i++)

@@ -13,20 +13,6 @@ enum {
     CASE_COUNT
 };
 
-/* Several ranks need different parts of a rank's keys; with all that is summed over ranks. */
-static const attention_case windows = {.name = "windows",
-                                       .batch = 1,
-                                       .kv_batch = 1,
-                                       .heads = 2,
-                                       .kv_heads = 1,
-                                       .q_len = 110,
-                                       .kv_len = 110,
-                                       .head_dim = 16,
-                                       .mask = "q >= kv && q - kv < 37",
-                                       .score = "score + slope[h] * (kv - q) + half_bias[kv]",
-                                       .q_block = 16,
-                                       .kv_block = 16};
-
 typedef struct row {
     const attention_case *c;
     attune_dtype dtype;
@@ -65,7 +51,7 @@ static void run_rows(const char *const *backends, uint32_t count)
 {
     static sharing s;
     const row rows[] = {
-        {&attention_cases[CASE_small_blocks], ATTUNE_BF16, 2},  {&windows, ATTUNE_F32, 3},
+        {&attention_cases[CASE_small_blocks], ATTUNE_BF16, 2},  {&sharing_windows, ATTUNE_F32, 3},
         {&attention_cases[CASE_relative_bias], ATTUNE_BF16, 3}, {&attention_cases[CASE_half_bias], ATTUNE_F16, 3},
         {&attention_cases[CASE_one_by_one], ATTUNE_F32, 2},     {&attention_cases[CASE_parameter], ATTUNE_F32, 1},
     };

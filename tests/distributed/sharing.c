@@ -11,6 +11,19 @@
 #include "support/devices.h"
 #include "tests/oracle/segments.h"
 
+const attention_case sharing_windows = {.name = "windows",
+                                        .batch = 1,
+                                        .kv_batch = 1,
+                                        .heads = 2,
+                                        .kv_heads = 1,
+                                        .q_len = 110,
+                                        .kv_len = 110,
+                                        .head_dim = 16,
+                                        .mask = "q >= kv && q - kv < 37",
+                                        .score = "score + slope[h] * (kv - q) + half_bias[kv]",
+                                        .q_block = 16,
+                                        .kv_block = 16};
+
 static int64_t count_positions(const attune_run *runs, uint32_t count)
 {
     int64_t sum = 0;

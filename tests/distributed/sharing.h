@@ -7,6 +7,9 @@
 #include "cases/cases.h"
 #include "distributed/ranks.h"
 
+/* Several ranks need different parts of a rank's keys; with all that is summed over ranks. */
+extern const attention_case sharing_windows;
+
 /* A tensor on a rank's device, and its bytes here: the same memory on the CPU. */
 typedef struct local {
     attune_tensor tensor;
