@@ -19,68 +19,62 @@
 
 /* --------------------------------------------------------------------------------------------------------- backward */
 
+/* With which tables end. */
+#define BACKWARD_SMALLEST      ATTUNE__TILES(32, 32, 32, 32, 1, 2), ATTUNE__TILES(16, 16, 16, 16, 1, 1)
+#define BACKWARD_SMALLEST_WIDE ATTUNE__TILES(16, 32, 32, 16, 1, 2), ATTUNE__TILES(16, 16, 16, 16, 1, 1)
+
 /* By the larger head dimension: up to 64, 128, 192, 256; and by shared memory: from 160 KiB on, and 99 KiB. */
 static const attune__tile backward_large_64[] = {
     ATTUNE__TILES(32, 128, 128, 64, 2, 4),
     ATTUNE__TILES(32, 64, 64, 32, 1, 4),
-    ATTUNE__TILES(32, 32, 32, 32, 1, 2),
-    ATTUNE__TILES(16, 16, 16, 16, 1, 1),
+    BACKWARD_SMALLEST,
 };
 /* With a score expression larger tiles would spill. */
 static const attune__tile backward_score_64[] = {
     ATTUNE__TILES(64, 64, 64, 64, 2, 4),
     ATTUNE__TILES(32, 64, 64, 32, 1, 4),
-    ATTUNE__TILES(32, 32, 32, 32, 1, 2),
-    ATTUNE__TILES(16, 16, 16, 16, 1, 1),
+    BACKWARD_SMALLEST,
 };
 /* Where two CTAs fit a compute unit, each hides the other's latency. */
 static const attune__tile backward_huge_128[] = {
     ATTUNE__TILES(64, 64, 128, 32, 2, 4),
     ATTUNE__TILES(32, 64, 64, 32, 2, 4),
-    ATTUNE__TILES(32, 32, 32, 32, 1, 2),
-    ATTUNE__TILES(16, 16, 16, 16, 1, 1),
+    BACKWARD_SMALLEST,
 };
 static const attune__tile backward_large_128[] = {
     ATTUNE__TILES(64, 128, 128, 64, 2, 8),
     ATTUNE__TILES(32, 64, 64, 32, 2, 4),
-    ATTUNE__TILES(32, 32, 32, 32, 1, 2),
-    ATTUNE__TILES(16, 16, 16, 16, 1, 1),
+    BACKWARD_SMALLEST,
 };
 /* On the B200 64 rows of Q spill. */
 static const attune__tile backward_narrow_128[] = {
     ATTUNE__TILES(32, 128, 128, 64, 2, 8),
     ATTUNE__TILES(32, 64, 64, 32, 2, 4),
-    ATTUNE__TILES(32, 32, 32, 32, 1, 2),
-    ATTUNE__TILES(16, 16, 16, 16, 1, 1),
+    BACKWARD_SMALLEST,
 };
 static const attune__tile backward_large_256[] = {
     ATTUNE__TILES(32, 128, 128, 32, 2, 8),
     ATTUNE__TILES(32, 64, 64, 32, 2, 4),
-    ATTUNE__TILES(32, 32, 32, 32, 1, 2),
-    ATTUNE__TILES(16, 16, 16, 16, 1, 1),
+    BACKWARD_SMALLEST,
 };
 static const attune__tile backward_small_128[] = {
     ATTUNE__TILES(32, 64, 64, 32, 1, 4),
-    ATTUNE__TILES(32, 32, 32, 32, 1, 2),
-    ATTUNE__TILES(16, 16, 16, 16, 1, 1),
+    BACKWARD_SMALLEST,
 };
 /* float32 */
 static const attune__tile backward_wide_64[] = {
     ATTUNE__TILES(16, 128, 128, 32, 1, 8),
     ATTUNE__TILES(16, 64, 64, 32, 1, 4),
-    ATTUNE__TILES(16, 32, 32, 16, 1, 2),
-    ATTUNE__TILES(16, 16, 16, 16, 1, 1),
+    BACKWARD_SMALLEST_WIDE,
 };
 static const attune__tile backward_wide_128[] = {
     ATTUNE__TILES(32, 64, 64, 32, 1, 4),
     ATTUNE__TILES(16, 64, 64, 16, 1, 4),
-    ATTUNE__TILES(16, 32, 32, 16, 1, 2),
-    ATTUNE__TILES(16, 16, 16, 16, 1, 1),
+    BACKWARD_SMALLEST_WIDE,
 };
 static const attune__tile backward_wide_256[] = {
     ATTUNE__TILES(16, 64, 64, 16, 1, 4),
-    ATTUNE__TILES(16, 32, 32, 16, 1, 2),
-    ATTUNE__TILES(16, 16, 16, 16, 1, 1),
+    BACKWARD_SMALLEST_WIDE,
 };
 
 static const attune__tile *backward_tiles(const attune__search *search, uint32_t *count)
