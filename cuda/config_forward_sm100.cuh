@@ -59,7 +59,7 @@ struct forward_config {
     static constexpr int SOFTMAX_REGISTERS = GROUPS == 2 ? 184 : 248;
 
     /* Shared memory and tensor memory (layout_sm100.h). */
-    static constexpr attune_cuda_forward_sm100_layout LAYOUT = attune_cuda_forward_sm100(TILE);
+    static constexpr attune_cuda_forward_tma_layout LAYOUT = attune_cuda_forward_sm100(TILE);
     static constexpr u32 Q_SLAB = BLOCK_M * 128, KV_SLAB = BLOCK_N * 128;
     static constexpr u32 Q_BYTES = LAYOUT.q_buffer, K_BYTES = LAYOUT.k_stage, V_BYTES = LAYOUT.v_stage;
     static constexpr int Q_BUFFERS = LAYOUT.q_buffers;

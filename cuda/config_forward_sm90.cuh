@@ -61,7 +61,7 @@ struct forward_config {
     static constexpr int CONSUMER_REGISTERS = GROUPS == 3 ? 160 : GROUPS == 2 ? 232 : 248;
 
     /* Shared memory (layout_sm90.h). */
-    static constexpr attune_cuda_forward_sm90_layout LAYOUT = attune_cuda_forward_sm90(TILE);
+    static constexpr attune_cuda_forward_tma_layout LAYOUT = attune_cuda_forward_sm90(TILE);
     static constexpr u32 Q_SLAB = BLOCK_M * 128, KV_SLAB = BLOCK_N * 128;
     static constexpr u32 Q_BYTES = LAYOUT.q_buffer, K_BYTES = LAYOUT.k_stage, V_BYTES = LAYOUT.v_stage;
     static constexpr int Q_BUFFERS = LAYOUT.q_buffers;

@@ -10,32 +10,40 @@
 
 /*
  * Q[B][M][D], K[S][N][D], V[S][N][Dv], the pipelines' barriers with the tile descriptors, and with T terms of a key
- * their barriers and terms[S][T][N] words. B = 2 where shared memory allows: the next query tile's Q loads while this
- * one is computed.
+ * their barriers and terms[S][T][N] words. B = 2 for narrow heads: the next query tile's Q loads while this one is
+ * computed.
  */
-typedef struct attune_cuda_forward_sm90_layout {
+typedef struct attune_cuda_forward_tma_layout {
     unsigned q, k, v, control, key_terms;
     unsigned q_buffers, q_buffer, k_stage, v_stage, terms_stage; /* their number; bytes of one */
     unsigned control_bytes;
     unsigned size;
-} attune_cuda_forward_sm90_layout;
+    unsigned o_columns, group_columns, columns; /* of tensor memory (layout_sm100.h); 0 without */
+} attune_cuda_forward_tma_layout;
 
-ATTUNE_CUDA_LAYOUT attune_cuda_forward_sm90_layout attune_cuda_forward_sm90(attune_cuda_tile t)
+/* narrow: the head dimensions up to which B = 2; control_words: of 8 bytes, beside those of each stage. */
+ATTUNE_CUDA_LAYOUT attune_cuda_forward_tma_layout attune_cuda_forward_tma(attune_cuda_tile t, unsigned narrow,
+                                                                          unsigned control_words)
 {
     const unsigned d = attune_cuda_round_up(t.head_dim, 64), dv = attune_cuda_round_up(t.head_dim_v, 64);
-    attune_cuda_forward_sm90_layout l = {0};
-    l.q_buffers = d <= 128 && dv <= 128 ? 2 : 1;
+    attune_cuda_forward_tma_layout l = {0};
+    l.q_buffers = d <= narrow && dv <= narrow ? 2 : 1;
     l.q_buffer = t.block_m * d * t.element;
     l.k_stage = t.block_n * d * t.element;
     l.v_stage = t.block_n * dv * t.element;
     l.terms_stage = t.key_terms * t.block_n * 4;
-    l.control_bytes = attune_cuda_round_up(8 * (34 + 7 * t.stages), 128);
+    l.control_bytes = attune_cuda_round_up(8 * (control_words + 7 * t.stages), 128);
     l.k = l.q + l.q_buffers * l.q_buffer;
     l.v = l.k + t.stages * l.k_stage;
     l.control = l.v + t.stages * l.v_stage;
     l.key_terms = l.control + l.control_bytes;
     l.size = l.key_terms + (t.key_terms ? attune_cuda_round_up(t.stages * (16 + l.terms_stage), 128) : 0);
     return l;
+}
+
+ATTUNE_CUDA_LAYOUT attune_cuda_forward_tma_layout attune_cuda_forward_sm90(attune_cuda_tile t)
+{
+    return attune_cuda_forward_tma(t, 128, 34);
 }
 
 /* --------------------------------------------------------------------------------------------------------- backward */

@@ -65,7 +65,7 @@ static void sm100_clamp(const attune__search *search, attune__tile *tile)
         v[ATTUNE__NUM_WARPS] = sm100_warps(tile);
 }
 
-static attune_cuda_forward_sm100_layout layout_of(const attune__search *search, const attune__tile *tile)
+static attune_cuda_forward_tma_layout layout_of(const attune__search *search, const attune__tile *tile)
 {
     const uint32_t *v = tile->value;
     attune_cuda_tile t = attune__cuda_tile(search->shape, v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N], v[ATTUNE__NUM_WARPS],
