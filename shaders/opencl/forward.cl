@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Forward attention and decode without subgroups and without matrix units: any device of OpenCL 1.2. A workgroup
+ * Forward attention and decode without matrix units: any device of OpenCL 1.2, or with SUBGROUPS those whose subgroups
+ * shuffle, where the items of a row exchange its maximum and sum without local memory and a barrier. A workgroup
  * computes one tile of rows and loops over the tiles of keys that the mask lists. Operands stream through local memory
  * in slices; O stays in registers. The stages are numbered as in docs/algorithm.md.
  *
@@ -251,6 +252,21 @@ ATTUNE_FUNCTION float online_softmax(const float *scores, const uint *allowed, c
     return alpha;
 }
 
+#ifdef SUBGROUPS
+/* Over the work-items of a row, which are neighbours in a subgroup: all items of the workgroup call it. */
+ATTUNE_FUNCTION float most_of_row(float x)
+{
+    UNROLL for (uint step = 1u; step < PARTS; step *= 2u) x = fmax(x, sub_group_shuffle_xor(x, step));
+    return x;
+}
+
+ATTUNE_FUNCTION float sum_of_row(float x)
+{
+    UNROLL for (uint step = 1u; step < PARTS; step *= 2u) x += sub_group_shuffle_xor(x, step);
+    return x;
+}
+#endif
+
 ATTUNE_FUNCTION void rescale_o(float4 *sums, const work_item *w, __local const float *rows)
 {
     if (w->ty < BLOCK_M)
@@ -377,11 +393,15 @@ attune_forward(ATTUNE_KERNEL_PARAMETERS ATTUNE_KERNEL_MODS)
         apply_mods(scores, allowed, &w, &coord, &tile, kv_len, s ATTUNE_MODS);
         float largest = LOWEST;
         UNROLL for (uint e = 0u; e < 4u * PART; e++) largest = fmax(largest, scores[e]);
+#ifdef SUBGROUPS
+        largest = most_of_row(largest);
+#else
         if (w.has_scores)
             reduce[w.part * BLOCK_M + w.row] = largest;
         barrier(CLK_LOCAL_MEM_FENCE);
         if (w.has_scores)
             UNROLL for (uint i = 0u; i < PARTS; i++) largest = fmax(largest, reduce[i * BLOCK_M + w.row]);
+#endif
         const float alpha = online_softmax(scores, allowed, &w, tile.masked, largest, &m, &l, s);
         if (w.has_scores && w.part == 0u)
             rows[w.row] = alpha;
@@ -413,12 +433,18 @@ attune_forward(ATTUNE_KERNEL_PARAMETERS ATTUNE_KERNEL_MODS)
     }
 
     /* 7: store O and LSE, or the partial result of a split */
+#ifdef SUBGROUPS
+    l = sum_of_row(l);
+#else
     if (w.has_scores)
         reduce[w.part * BLOCK_M + w.row] = l;
     barrier(CLK_LOCAL_MEM_FENCE);
+#endif
     if (w.has_row && w.part == 0u) {
+#ifndef SUBGROUPS
         l = 0.0f;
         UNROLL for (uint i = 0u; i < PARTS; i++) l += reduce[i * BLOCK_M + w.row];
+#endif
         const int split = args.splits > 1u, is_partial = split || (args.flags & ATTUNE_OPENCL_IS_PARTIAL) != 0u;
         const uint row_h = row_head(&coord, w.row);
         float top = m;

@@ -26,6 +26,8 @@ typedef struct found {
     uint64_t float_config;
     size_t argument_size;
     bool unified;
+    bool subgroups;          /* the driver names them, with shuffles */
+    uint32_t least_subgroup; /* of those that it lists; 0 = it lists none */
 } found;
 
 static uint64_t ask(const attune__opencl_driver *driver, attune__cl_device device, uint32_t name, size_t size)
@@ -119,6 +121,17 @@ static void fill_lanes(const attune__opencl_driver *driver, attune__cl_device de
     }
 }
 
+/* Compilers of some drivers take one of several widths for each kernel. */
+static uint32_t least_subgroup(const attune__opencl_driver *driver, attune__cl_device device)
+{
+    size_t sizes[16] = {0}, bytes = 0, least = 0;
+    if (driver->device_info(device, CL_DEVICE_SUB_GROUP_SIZES_INTEL, sizeof sizes, sizes, &bytes) != CL_SUCCESS)
+        return 0;
+    for (size_t i = 0; i < bytes / sizeof sizes[0] && i < 16; i++)
+        least = !least || sizes[i] < least ? sizes[i] : least;
+    return fit32(least);
+}
+
 static void fill_info(const attune__opencl_driver *driver, found *f)
 {
     attune_device_info *info = &f->info;
@@ -155,6 +168,10 @@ static void fill_info(const attune__opencl_driver *driver, found *f)
         .memory = ask(driver, f->device, CL_DEVICE_GLOBAL_MEM_SIZE, sizeof(uint64_t)),
         .host = (f->type & CL_DEVICE_TYPE_CPU) != 0,
     };
+    f->subgroups =
+        has_extension(extensions, "cl_khr_subgroups") && has_extension(extensions, "cl_khr_subgroup_shuffle");
+    if (f->subgroups && has_extension(extensions, "cl_intel_required_subgroup_size"))
+        f->least_subgroup = least_subgroup(driver, f->device);
     if (info->limits.host)
         fill_lanes(driver, f->device, extensions, &info->limits);
     char text[200];
@@ -296,8 +313,8 @@ static void take_found(attune__opencl_device *device, const found *one)
              version);
 }
 
-/* The parts that need the context: a queue, and an object of zeros. */
-static attune_status finish_device(attune__opencl_device *device, attune__cl_queue lent)
+/* The parts that need the context: a queue, an object of zeros, and what a kernel finds. */
+static attune_status finish_device(attune__opencl_device *device, const found *one, attune__cl_queue lent)
 {
     static const char zeros[NOTHING_BYTES];
     int32_t error = CL_SUCCESS;
@@ -308,7 +325,12 @@ static attune_status finish_device(attune__opencl_device *device, attune__cl_que
     attune__opencl_call call;
     attune__opencl_begin(&device->queue, &call);
     attune__opencl_write(&call, device->nothing, 0, zeros, sizeof zeros);
-    return attune__opencl_finish(&call);
+    ATTUNE__TRY(attune__opencl_finish(&call));
+    /* Of a driver on the CPU only where its lanes shuffle: others are vectors, and their subgroup the whole workgroup.
+     */
+    if (one->subgroups && (!one->info.limits.host || one->info.limits.subgroup_operations))
+        attune__opencl_subgroups_probe(device, one->least_subgroup);
+    return ATTUNE_OK;
 }
 
 static attune_status make_device(const attune__host *host, attune__opencl_device **device)
@@ -349,7 +371,7 @@ static attune_status device_open(const attune__host *host, uint32_t index, attun
     if (status == ATTUNE_OK)
         status = create_context(made);
     if (status == ATTUNE_OK)
-        status = finish_device(made, NULL);
+        status = finish_device(made, &one, NULL);
     if (status == ATTUNE_OK)
         *device = &made->base;
     else
@@ -402,7 +424,7 @@ static attune_status take_external(attune__opencl_device *device, const attune_o
     device->many =
         driver->context_info(device->context, CL_CONTEXT_NUM_DEVICES, sizeof devices, &devices, NULL) || devices != 1;
     ATTUNE__TRY(check_queue(device, desc->queue));
-    return finish_device(device, desc->queue);
+    return finish_device(device, &one, desc->queue);
 }
 
 static attune_status device_open_external(const attune__host *host, const void *desc, attune_device **device)

@@ -12,6 +12,7 @@
  *     merge.c     merges partial results      mask_update.c  masks computed from a tensor
  *     serving.c   the cache of a call         append.c    new rows of a cache
  *     schedule.c  its division                result.c    errors
+ *     subgroups.c whether they can be trusted
  *
  * Kernels get memory objects and 64-bit offsets. clSetKernelArg is not thread-safe for one kernel object: a program's
  * lock is held from the first argument to the launch.
@@ -79,6 +80,10 @@ static inline uint32_t attune__opencl_dtype_index(attune_dtype dtype)
 
 /* ATTUNE_OK, or the status and message of a driver's error in `what`. Records the loss of the device. */
 attune_status attune__opencl_check(attune__opencl_device *device, int32_t error, const char *what);
+
+/* subgroups.c: sets the limits of subgroups by a kernel's results; `least` is the smallest that the driver lists, or 0.
+ */
+void attune__opencl_subgroups_probe(attune__opencl_device *device, uint32_t least);
 
 /* ----------------------------------------------------------------------------------------------------------- queues */
 

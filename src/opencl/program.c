@@ -111,11 +111,14 @@ static attune_status build_forward(attune__opencl_device *device, const attune__
 {
     const attune_plan_choice *c = desc->choice;
     attune__opencl_text text = begin_text(device, desc, "forward.cl", c->workgroup_invocations, aligned);
+    const bool subgroups = !strcmp(c->kernel, "opencl_subgroup");
     text.bounds = true;
+    if (subgroups)
+        attune__opencl_add_define(&text, "SUBGROUPS", 1);
     attune__forward_layout layout;
     /* The path for any alignment is rarely taken: a GPU's driver should not spend as long on it as on the other. */
     const char *why = attune__forward_layout_make(c->block_m, c->block_n, c->workgroup_invocations,
-                                                  desc->shape->head_dim, desc->shape->head_dim_v, false,
+                                                  desc->shape->head_dim, desc->shape->head_dim_v, subgroups,
                                                   !aligned && !device->base.info.limits.host, &layout);
     if (why)
         return attune__fail(ATTUNE_INTERNAL, "%s: BLOCK_M %u x BLOCK_N %u: %s", c->kernel, c->block_m, c->block_n, why);

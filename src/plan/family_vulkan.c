@@ -299,6 +299,23 @@ const attune__family attune__vulkan_subgroup = {
     .variant = attune__vulkan_variant,
 };
 
+/* Forward and decode alone: no device has shown what subgroups save in backward. */
+const attune__family attune__opencl_subgroup = {
+    .name = "opencl_subgroup",
+    .backend = ATTUNE_BACKEND_OPENCL,
+    .sinks = true,
+    .subgroups = true,
+    .dtypes = ATTUNE__DENSE_DTYPES,
+    .mixes = MIXES,
+    .options = {VULKAN_LOOP | ATTUNE__BIT(ATTUNE__NUM_WARPS) | ATTUNE__FORWARD_TILE,
+                VULKAN_LOOP | ATTUNE__BIT(ATTUNE__NUM_WARPS) | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__SPLIT_KV)},
+    .tiles = scalar_tiles,
+    .clamp = subgroup_clamp,
+    .reject_tile = subgroup_reject_tile,
+    .cost = subgroup_cost,
+    .workspace = attune__vulkan_workspace_bytes,
+};
+
 /* ----------------------------------------------------------------------------------------------------------- lanes */
 
 /* Of drivers that run on a CPU: a workgroup is one subgroup, shares no memory and has no barriers. More rows would

@@ -55,6 +55,15 @@ static bool draw_shared(const case_suite *s, uint64_t number, case_job *job)
     return made;
 }
 
+/* The kernel that the planner does not take on a driver of the CPU. */
+static bool draw_subgroup(const case_suite *s, uint64_t number, case_job *job)
+{
+    const bool made = draw(s, number, job);
+    job->c.options = "{\"KERNEL\": \"opencl_subgroup\"}";
+    job->c.sinks = number % 2;
+    return made;
+}
+
 static bool draw_float(const case_suite *s, uint64_t number, case_job *job)
 {
     const bool made = draw(s, number, job);
@@ -160,6 +169,9 @@ static const case_suite forward_opencl = {.backend = "opencl",
                                           .draw = draw,
                                           .random = 4};
 
+static const case_suite forward_subgroup = {
+    .backend = "opencl", .subgroups = true, .dtypes = dtypes, .dtype_count = 3, .draw = draw_subgroup, .random = 8};
+
 #define ROW(name, ...)                                                                                                 \
     ROW_TEST(forward_cpu, name)                                                                                        \
     ROW_TEST(forward_tiles, name)                                                                                      \
@@ -219,4 +231,9 @@ Test(forward_random, cuda)
 Test(forward_random, opencl)
 {
     case_suite_random(&forward_opencl);
+}
+
+Test(forward_random, opencl_subgroup)
+{
+    case_suite_random(&forward_subgroup);
 }

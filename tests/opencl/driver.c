@@ -338,6 +338,23 @@ Test(opencl_driver, launches)
     cr_expect_eq(fake->live, 0);
 }
 
+/* The driver names subgroups whose shuffles give nothing: plans do without. */
+Test(opencl_driver, wrong_subgroups)
+{
+    fake_state *fake = open_fake();
+    fake->subgroups = true;
+    flow f = {.heap = {0}};
+    cr_assert_eq(flow_all(&f), ATTUNE_OK, "%s", attune_last_error());
+    attune_plan_choice choice = {.struct_size = sizeof choice};
+    attune_device_info info = {.struct_size = sizeof info};
+    cr_assert_eq(attune_plan_choice_get(f.plan, &choice), ATTUNE_OK);
+    cr_expect_str_eq(choice.kernel, "opencl_portable");
+    cr_assert_eq(attune_device_info_get(f.device, &info), ATTUNE_OK);
+    cr_expect(!info.limits.subgroup_operations);
+    flow_destroy(&f);
+    cr_expect_eq(fake->live, 0);
+}
+
 /* A device that shares the host's memory, of 4 units: a launch has the work of 1.6 GFLOP, and all launches of a merge,
  * and of a mask from a tensor, have every row and block once. */
 Test(opencl_driver, bounded_merges_and_masks)

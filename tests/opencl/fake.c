@@ -168,6 +168,8 @@ int32_t clGetDeviceInfo(attune__cl_device device, uint32_t name, size_t size, vo
     case CL_DEVICE_VERSION:
         PUT_TEXT("OpenCL 1.2 fake");
     case CL_DEVICE_EXTENSIONS:
+        if (fake.subgroups)
+            PUT_TEXT("cl_khr_subgroups cl_khr_subgroup_shuffle");
         PUT_TEXT("cl_khr_fp16_not cl_khr_byte_addressable_store");
     default:
         PUT_TEXT("1.0");

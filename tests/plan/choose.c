@@ -46,7 +46,7 @@ Test(choose, each_device_gets_its_fastest_kernel)
         {"opencl-adreno-830", ATTUNE_F16, "opencl_portable"},
         {"opencl-adreno-x2", ATTUNE_F16, "opencl_portable"},
         {"opencl-mali-g720", ATTUNE_F32, "opencl_portable"},
-        {"opencl-xe2", ATTUNE_BF16, "opencl_portable"},
+        {"opencl-xe2", ATTUNE_BF16, "opencl_subgroup"},
         {"pocl", ATTUNE_F32, "opencl_lanes"},
         {"pocl", ATTUNE_F16, "opencl_lanes"},
         {"rusticl", ATTUNE_BF16, "opencl_lanes"},

@@ -187,7 +187,7 @@ uint64_t formula_bytes(const attune_limits *limits, const attune_problem *proble
         const uint64_t inner = c->direction == ATTUNE_BACKWARD ? most(x.m1, x.n2) : x.n;
         return x.e < 4 && !limits->subgroup_operations ? 4 * inner * most(x.d, x.dv) : 4;
     }
-    if (!strcmp(c->kernel, "vulkan_subgroup"))
+    if (!strcmp(c->kernel, "vulkan_subgroup") || !strcmp(c->kernel, "opencl_subgroup"))
         return scalar(c, x, false);
     if (!strcmp(c->kernel, "vulkan_portable") || !strcmp(c->kernel, "opencl_portable"))
         return scalar(c, x, true);

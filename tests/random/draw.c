@@ -137,7 +137,7 @@ static void draw_options(rng *r, attune_direction direction, attune_backend back
     static const uint32_t tiles[] = {8, 16, 32, 64, 128, 48}, warps[] = {1, 2, 4, 8}, stages[] = {1, 2, 3, 4};
     static const char *const kernels[] = {"cuda_sm80",       "cuda_sm90a",   "cuda_sm80_atomic", "vulkan_portable",
                                           "vulkan_subgroup", "vulkan_lanes", "vulkan_coopmat",   "cpu",
-                                          "opencl_portable", "opencl_lanes", "cpu_bf16",         "cpu_amx"};
+                                          "opencl_portable", "opencl_lanes", "opencl_subgroup"};
     *o = (attune_pass_options){0};
     if (rng_chance(r, 45)) {
         const int first = backend == ATTUNE_BACKEND_CUDA     ? 0
@@ -146,7 +146,7 @@ static void draw_options(rng *r, attune_direction direction, attune_backend back
                                                              : 7;
         const int last = backend == ATTUNE_BACKEND_CUDA     ? 2
                          : backend == ATTUNE_BACKEND_VULKAN ? 6
-                         : backend == ATTUNE_BACKEND_OPENCL ? 9
+                         : backend == ATTUNE_BACKEND_OPENCL ? 10
                                                             : 7;
         (void)snprintf(o->kernel, sizeof o->kernel, "%s", kernels[rng_range(r, first, last)]);
     }
