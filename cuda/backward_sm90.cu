@@ -37,6 +37,7 @@
  * A thread holds of each 16 x 8 fragment of an accumulator rows lane / 4 and lane / 4 + 8, columns lane % 4 * 2 and
  * + 1.
  */
+#include "add_dq_backward_sm90.cuh"
 #include "narrow_backward_sm90.cuh"
 #include "pair_backward_sm90.cuh"
 #include "producer_backward_sm90.cuh"

@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Capture gradients in Hopper's backward kernel. The gradient of a capture read is the sum over all pairs of dS, with
- * respect to the result of the score expression, times the derivative of that result with respect to the element read.
+ * Capture gradients in the backward kernels with TMA. The gradient of a capture read is the sum over all pairs of dS,
+ * with respect to the result of the score expression, times the derivative of that result with respect to the element
+ * read.
  *
  * Reads that depend on the head or the key alone are summed in shared memory over all rows of a head and added to
- * global memory once. Reads of a row or a diagonal are summed over a warp's 16 keys. The order of these sums is fixed,
- * and the additions to global memory are exact (sums.cuh), so that results repeat bit for bit.
+ * global memory once. Reads of a row or a diagonal are summed over a warp's keys, 16 on Hopper, and 32 where a thread
+ * has one key (backward::THREAD_KEYS). The order of these sums is fixed, and the additions to global memory are exact
+ * (sums.cuh), so that results repeat bit for bit.
  */
 #ifndef ATTUNE_CUDA_CAPTURE_GRADIENTS_SM90_CUH
 #define ATTUNE_CUDA_CAPTURE_GRADIENTS_SM90_CUH
@@ -29,34 +31,39 @@ constexpr bool READS_NEAR_ZERO = config::HAVE_SCORE_NEAR && !config::SCORE_NEAR_
 constexpr int READ_KINDS[] = {ATTUNE_REQUESTED_CAPTURE_READS(READ_KIND) READ_PAIR};
 constexpr int READS = sizeof READ_KINDS / sizeof READ_KINDS[0] - 1;
 
+/* A lane has a key of its own; else four lanes share two. */
+constexpr bool LANE_KEYS = backward::THREAD_KEYS == 1;
+
 /* Floats of shared memory for the sum of a capture read over a head's rows, one for each warp or for each of its 16
  * keys, and the index of the first. Reads that do not fit are added to global memory in every tile. */
 template <int INDEX> constexpr bool BY_KEY = READ_KINDS[INDEX] == READ_KEY;
 template <int INDEX>
-constexpr int HEAD_SUMS = BY_KEY<INDEX>                   ? sm90::GROUPS * 64
-                          : READ_KINDS[INDEX] == READ_ONE ? sm90::GROUPS * 4
+constexpr int HEAD_SUMS = BY_KEY<INDEX>                   ? backward::GROUP_KEYS *backward::GROUPS
+                          : READ_KINDS[INDEX] == READ_ONE ? backward::GROUPS * 4
                                                           : 0;
 template <int INDEX> constexpr int HEAD_SUM_INDEX = HEAD_SUM_INDEX<INDEX - 1> + HEAD_SUMS<INDEX - 1>;
 template <> constexpr int HEAD_SUM_INDEX<0> = 0;
 template <int INDEX>
 constexpr bool IN_SHARED = HEAD_SUMS<INDEX> &&
-                           (HEAD_SUM_INDEX<INDEX> + HEAD_SUMS<INDEX>)*4 <= (int)sm90::HEAD_SUMS_BYTES;
+                           (HEAD_SUM_INDEX<INDEX> + HEAD_SUMS<INDEX>)*4 <= (int)backward::HEAD_SUMS_BYTES;
 
 /* The sum of a warp, or of key 0 or 1 of the thread. Only threads with has_head_sum() have one. */
 template <int INDEX> __device__ __forceinline__ volatile float &head_sum(u32 memory, int key)
 {
-    int warp = thread_index() / 32 - 4;
-    int at = BY_KEY<INDEX> ? warp * 16 + thread_index() % 32 / 4 + key * 8 : warp;
-    return *(volatile float *)__cvta_shared_to_generic(memory + sm90::HEAD_SUMS_OFFSET +
+    int warp = thread_index() / 32 - backward::FIRST_WARP;
+    int at = !BY_KEY<INDEX> ? warp
+             : LANE_KEYS    ? warp * 32 + thread_index() % 32
+                            : warp * 16 + thread_index() % 32 / 4 + key * 8;
+    return *(volatile float *)__cvta_shared_to_generic(memory + backward::HEAD_SUMS_OFFSET +
                                                        (u32)(HEAD_SUM_INDEX<INDEX> + at) * 4);
 }
 
 template <int INDEX> __device__ __forceinline__ bool has_head_sum()
 {
-    return thread_index() % (BY_KEY<INDEX> ? 4 : 32) == 0;
+    return thread_index() % (!BY_KEY<INDEX> ? 32 : LANE_KEYS ? 1 : 4) == 0;
 }
 
-template <int INDEX> constexpr int HEAD_SUM_KEYS = BY_KEY<INDEX> ? 2 : 1;
+template <int INDEX> constexpr int HEAD_SUM_KEYS = BY_KEY<INDEX> ? backward::THREAD_KEYS : 1;
 
 #define CLEAR_HEAD_SUM(n_, symbol, kind)                                                                               \
     if constexpr (IN_SHARED<n_>) {                                                                                     \
@@ -90,8 +97,10 @@ __device__ __forceinline__ void add_gradient(u64 *sums, i64 at, float x)
 #define READ_GRADIENT(n_, d, q_, kv_, raw) ((d) == 0.0f ? 0.0f : (d)*READ_FACTOR(n_, q_, kv_, raw))
 
 /* A thread's sums over a tile, indexed by its key, its row, or its diagonal (reduce_diagonals). */
+template <int S_FRAGMENT> constexpr int SUM_COUNT = LANE_KEYS ? S_FRAGMENT : S_FRAGMENT / 2 + 2;
+
 template <int S_FRAGMENT> struct capture_sums {
-    float of[READS ? READS : 1][S_FRAGMENT / 2 + 2];
+    float of[READS ? READS : 1][SUM_COUNT<S_FRAGMENT>];
 };
 
 template <int S_FRAGMENT> __device__ __forceinline__ void clear_sums(capture_sums<S_FRAGMENT> &sums)
@@ -99,19 +108,21 @@ template <int S_FRAGMENT> __device__ __forceinline__ void clear_sums(capture_sum
 #pragma unroll
     for (int n = 0; n < READS; n++)
 #pragma unroll
-        for (int i = 0; i < S_FRAGMENT / 2 + 2; i++)
+        for (int i = 0; i < SUM_COUNT<S_FRAGMENT>; i++)
             sums.of[n][i] = 0.0f;
 }
 
 #define SUM_GRADIENT(n_, symbol, kind)                                                                                 \
     if constexpr (kind != READ_PAIR) {                                                                                 \
-        int at = kind == READ_ROW        ? fragment * 2 + j % 2                                                        \
-                 : kind == READ_DIAGONAL ? (fragment - j / 2) * 2 + 2 + j % 2                                          \
-                                         : j / 2;                                                                      \
-        sums.of[n_][at] += READ_GRADIENT(n_, d, t.q + fragment * 8 + j % 2, t.kv + j / 2 * 8, raw);                    \
+        int at = kind == READ_ONE || kind == READ_KEY ? (LANE_KEYS ? 0 : j / 2)                                        \
+                 : LANE_KEYS                          ? fragment * 4 + j                                               \
+                 : kind == READ_ROW                   ? fragment * 2 + j % 2                                           \
+                                                      : (fragment - j / 2) * 2 + 2 + j % 2;                                              \
+        sums.of[n_][at] += READ_GRADIENT(n_, d, t.q + backward::row_of(fragment * 4) + j % backward::FOUR_ROWS,        \
+                                         t.kv + backward::key_of(j), raw);                                             \
     }
 
-/* Pair j of a 16 x 8 fragment: key j / 2, row j % 2. d: dS with respect to the result of the score expression. */
+/* Pair j of the four from fragment * 4 on. d: dS with respect to the result of the score expression. */
 template <bool NEAR_ZERO, int S_FRAGMENT>
 __device__ __forceinline__ void sum_capture_gradients(capture_sums<S_FRAGMENT> &sums, const pair_origin &t,
                                                       int fragment, int j, float d, float raw)
@@ -119,9 +130,10 @@ __device__ __forceinline__ void sum_capture_gradients(capture_sums<S_FRAGMENT> &
     ATTUNE_REQUESTED_CAPTURE_READS(SUM_GRADIENT)
 }
 
-/* Reduces sums of rows over the eight lanes that hold other keys of the same rows. Each lane returns with an eighth of
- * the rows, from lane / 4 * COUNT / 8 on. */
-template <int COUNT, int STEP = 16, int SIZE> __device__ __forceinline__ void reduce_rows(float (&x)[SIZE])
+/* Reduces sums of rows over the lanes that hold other keys of the same rows: those that differ in the bits of their
+ * number from LAST on. Each lane returns with a share of the rows, from lane / LAST * COUNT * LAST / 32 on. */
+template <int COUNT, int LAST = LANE_KEYS ? 1 : 4, int STEP = 16, int SIZE>
+__device__ __forceinline__ void reduce_rows(float (&x)[SIZE])
 {
     constexpr int HALF = COUNT * STEP / 32;
     bool upper = thread_index() & STEP;
@@ -130,8 +142,30 @@ template <int COUNT, int STEP = 16, int SIZE> __device__ __forceinline__ void re
         float other = __shfl_xor_sync(0xffffffffu, upper ? x[i] : x[i + HALF], STEP);
         x[i] = (upper ? x[i + HALF] : x[i]) + other;
     }
-    if constexpr (STEP > 4)
-        reduce_rows<COUNT, STEP / 2>(x);
+    if constexpr (STEP > LAST)
+        reduce_rows<COUNT, LAST, STEP / 2>(x);
+}
+
+/* Where a lane has a key of its own: the sums of the diagonals of a warp's 32 keys and 32 rows, counted from that of
+ * the last key and the first row. A lane returns with two, from lane * 2 on. */
+struct lane_diagonals {
+    float x[64];
+};
+
+template <int COUNT>
+__device__ __forceinline__ void reduce_lane_diagonals(lane_diagonals &sums, const float (&x)[COUNT])
+{
+    static_assert(COUNT == 32, "a row for each lane");
+    int up = 31 - thread_index() % 32; /* the diagonal of the lane's key and the first row */
+#pragma unroll
+    for (int i = 0; i < 64; i++)
+        sums.x[i] = i < COUNT ? x[i] : 0.0f;
+#pragma unroll
+    for (int step = 16; step; step /= 2)
+#pragma unroll
+        for (int i = 63; i >= 0; i--)
+            sums.x[i] = up & step ? (i >= step ? sums.x[i - step] : 0.0f) : sums.x[i];
+    reduce_rows<64, 1>(sums.x);
 }
 
 /*
@@ -198,7 +232,7 @@ template <int COUNT> __device__ __forceinline__ void add_diagonals(u64 *to, cons
             add_gradient(to, at[i], x[i]);
 }
 
-/* Rotates the registers by the pairs of eight rows. The loop over reads of single pairs is not unrolled, and rotation
+/* Rotates the registers by four. The loop over reads of single pairs is not unrolled, and rotation
  * keeps its register indices constant. */
 template <int S_FRAGMENT> __device__ __forceinline__ void rotate_chunks(float (&x)[S_FRAGMENT])
 {
@@ -214,13 +248,14 @@ template <int S_FRAGMENT> __device__ __forceinline__ void rotate_chunks(float (&
 #define ADD_PAIR_GRADIENTS(n_, symbol, kind)                                                                           \
     if constexpr (kind == READ_PAIR) {                                                                                 \
         if (u64 *sums = (u64 *)t.g.symbol_sums[symbol]) {                                                              \
-            _Pragma("unroll 1") for (int row = 0; row < S_FRAGMENT * 2; row += 8)                                      \
+            _Pragma("unroll 1") for (int first = 0; first < S_FRAGMENT; first += 4)                                    \
             {                                                                                                          \
+                int row = t.q + (LANE_KEYS ? first : first * 2);                                                       \
                 _Pragma("unroll") for (int i = 0; i < 4; i++)                                                          \
                 {                                                                                                      \
                     float raw = config::GRADIENTS_USE_SCORE ? s[i] * t.a.scale : 0.0f;                                 \
-                    add_gradient(sums, READ_INDEX(n_, t.q + row + i % 2, t.kv + i / 2 * 8, raw),                       \
-                                 READ_GRADIENT(n_, d[i], t.q + row + i % 2, t.kv + i / 2 * 8, raw));                   \
+                    int q = row + i % backward::FOUR_ROWS, kv = t.kv + backward::key_of(i);                            \
+                    add_gradient(sums, READ_INDEX(n_, q, kv, raw), READ_GRADIENT(n_, d[i], q, kv, raw));               \
                 }                                                                                                      \
                 rotate_chunks(d);                                                                                      \
                 if (config::GRADIENTS_USE_SCORE)                                                                       \
@@ -238,13 +273,14 @@ __device__ __forceinline__ void add_pair_gradients(float (&d)[S_FRAGMENT], float
 
 #define ADD_GRADIENT(n_, symbol, kind)                                                                                 \
     if (u64 *to = (u64 *)t.g.symbol_sums[symbol]) {                                                                    \
-        float(&x)[S_FRAGMENT / 2 + 2] = sums.of[n_];                                                                   \
+        float(&x)[SUM_COUNT<S_FRAGMENT>] = sums.of[n_];                                                                \
         if constexpr (kind == READ_ONE || kind == READ_KEY) {                                                          \
-            if constexpr (kind == READ_ONE)                                                                            \
+            if constexpr (kind == READ_ONE && !LANE_KEYS)                                                              \
                 x[0] += x[1];                                                                                          \
             _Pragma("unroll") for (int key = 0; key < HEAD_SUM_KEYS<n_>; key++)                                        \
             {                                                                                                          \
-                x[key] = reduce_lanes(x[key], 1, kind == READ_KEY ? 2 : 16);                                           \
+                if constexpr (kind == READ_ONE || !LANE_KEYS)                                                          \
+                    x[key] = reduce_lanes(x[key], 1, kind == READ_KEY ? 2 : 16);                                       \
                 if (has_head_sum<n_>()) {                                                                              \
                     if constexpr (IN_SHARED<n_>)                                                                       \
                         head_sum<n_>(memory, key) = head_sum<n_>(memory, key) + x[key];                                \
@@ -252,6 +288,16 @@ __device__ __forceinline__ void add_pair_gradients(float (&d)[S_FRAGMENT], float
                         add_gradient(to, READ_INDEX(n_, 0, t.kv + key * 8, 0.0f), x[key]);                             \
                 }                                                                                                      \
             }                                                                                                          \
+        } else if constexpr (kind == READ_ROW && LANE_KEYS) {                                                          \
+            reduce_rows<S_FRAGMENT>(x);                                                                                \
+            add_gradient(to, READ_INDEX(n_, t.q + thread_index() % 32, t.kv, 0.0f), x[0]);                             \
+        } else if constexpr (kind == READ_DIAGONAL && LANE_KEYS) {                                                     \
+            lane_diagonals share;                                                                                      \
+            reduce_lane_diagonals(share, x);                                                                           \
+            int lane = thread_index() % 32, kv = t.kv - lane, q = t.q + lane * 2 - 31;                                 \
+            float two[2] = {share.x[0], share.x[1]};                                                                   \
+            i64 at[2] = {READ_INDEX(n_, q, kv, 0.0f), READ_INDEX(n_, q + 1, kv, 0.0f)};                                \
+            add_diagonals(to, at, two);                                                                                \
         } else if constexpr (kind == READ_ROW) {                                                                       \
             reduce_rows<S_FRAGMENT / 2>(x);                                                                            \
             int row = thread_index() % 32 / 4 * (S_FRAGMENT / 16);                                                     \

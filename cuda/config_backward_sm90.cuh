@@ -24,7 +24,7 @@ struct backward_config {
                                                     : config::CLUSTER == 2               ? BACKWARD_PAIR
                                                                                          : BACKWARD_WIDE;
     static constexpr bool WIDE = ALGORITHM != BACKWARD_NARROW, PAIRED = ALGORITHM == BACKWARD_PAIR;
-    static constexpr int GROUPS = 2;                                  /* consumer warp groups */
+    static constexpr int GROUPS = 2, DQ_GROUPS = GROUPS;              /* consumer warp groups; which compute dQ */
     static constexpr int CTA_N = WIDE ? 64 : BLOCK_N;                 /* keys of one CTA */
     static constexpr int GROUP_M = WIDE ? BLOCK_M / GROUPS : BLOCK_M; /* rows of a warp group's S and dP */
     /* Slabs of 64 columns in shared memory, the steps of a product over K, and the columns that products compute. */
@@ -63,6 +63,9 @@ struct backward_config {
                                           : !WIDE || (SLABS_D < 4 && SLABS_DV < 4) ? DQ_ADD_STAGED
                                           : EQUAL_GROUPS && SLABS_DV >= SLABS_D    ? DQ_ADD_IN_PLACE
                                                                                    : DQ_ADD_ATOMIC;
+    static constexpr bool DQ_ATOMIC = DQ_ADD == DQ_ADD_ATOMIC;
+    static constexpr bool DQ_THREAD_ROWS = false; /* a thread has columns of a row of dQ */
+    static constexpr int DO_STAGES = 0;           /* dO is loaded with Q */
     static constexpr bool ROUND_DQ = attune_cuda_backward_sm90_rounds_dq(HEAD_DIM, HEAD_DIM_V, BLOCK_N);
     /* Whether tail tiles are split by query rows, so that the last wave occupies all CTAs. The block lists of a mask
      * give tiles of many lengths, which balance the last wave without a split. */
@@ -76,6 +79,22 @@ struct backward_config {
                           EARLY_DQ = config::EARLY_DQ, REMATERIALISE = config::REMATERIALISE;
     static constexpr int S_CHUNKS = config::HALF_TILES ? 2 : 1; /* chunks of rows in which S and dP are computed */
     static constexpr int S_FRAGMENT = GROUP_M / 2 / S_CHUNKS;   /* accumulators of S or dP in a thread */
+    static constexpr int P_STEPS = GROUP_M / 16;                /* four words each of P or dS in a thread */
+    /* Of each four scores of a thread, two are of a row, and two of a key. Rows and keys are counted from the first
+     * ones. */
+    static constexpr int FOUR_ROWS = 2, THREAD_KEYS = 2;
+    static constexpr int GROUP_KEYS = 64, FIRST_WARP = 4; /* keys of a warp group; the first warp that has pairs */
+    static __device__ __forceinline__ constexpr int row_of(int i)
+    {
+        return i / 4 * 8 + i % 2;
+    }
+    static __device__ __forceinline__ constexpr int key_of(int i)
+    {
+        return i / 2 % 2 * 8;
+    }
+    /* The first row of the thread among those of its warp group, and of its warp group in the tile. */
+    static __device__ __forceinline__ int lane_row();
+    static __device__ __forceinline__ int group_row();
     /* The capture gradients are added while the wgmmas of dQ and dK run. */
     static constexpr bool OVERLAP_GRADIENTS = HAVE_CAPTURE_GRADIENTS && !WIDE && S_CHUNKS == 1 && !ORDERED;
     /* setmaxnreg's; together the warp groups have the 65536 of an SM. */
@@ -109,7 +128,7 @@ struct backward_config {
     static_assert(!PAIRED || !HAVE_CAPTURE_GRADIENTS, "a cluster has no space for the sums of captures");
     static_assert(!ORDERED || DQ_ADD != DQ_ADD_ATOMIC, "atomic additions have no fixed order");
 };
-typedef backward_config sm90;
+typedef backward_config sm90, backward;
 static_assert(
     planned(sm90::LAYOUT.size) ||
         (!sm90::HAVE_CAPTURE_GRADIENTS && planned(attune_cuda_backward_sm90(TILE, true).size)),
@@ -119,6 +138,16 @@ static_assert(
 __device__ __forceinline__ int thread_index()
 {
     return sm90::REMATERIALISE ? thread_index_remat() : (int)threadIdx.x;
+}
+
+__device__ __forceinline__ int backward_config::lane_row()
+{
+    return thread_index() % 4 * 2;
+}
+
+__device__ __forceinline__ int backward_config::group_row()
+{
+    return WIDE ? (thread_index() / 128 - 1) * GROUP_M : 0;
 }
 
 #endif

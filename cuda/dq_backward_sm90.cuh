@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * dQ of Hopper's backward kernel: scaled and rounded from its sums within the kernel, while other heads are computed.
+ * dQ of the backward kernels with TMA: scaled and rounded from its sums within the kernel, while other heads are
+ * computed.
  *
  * A plane is one head of K and V, with the heads of Q that attend to it. Its word in plane_counts counts what has been
  * added to its sums; it is complete once every tile of keys has been. Tickets number the parts of dQ, in the order in
@@ -18,13 +19,13 @@
 #include "layout_backward_sm90.cuh"
 
 /* What a tile of keys counts: one for each warp group of which a thread adds its fragments, or for each warp. */
-constexpr int PLANE_SHARES = sm90::GROUPS * (sm90::DQ_ADD == DQ_ADD_ATOMIC ? 4 : 1) * config::CLUSTER;
+constexpr int PLANE_SHARES = backward::DQ_GROUPS * (backward::DQ_ATOMIC ? 4 : 1) * config::CLUSTER;
 
 /* One share of a tile of keys is in the sums. The split of a tail tile counts as such; other tiles as all splits. */
 __device__ __forceinline__ void count_key_tile(const attune_cuda_arguments &a, const attune_cuda_backward &g, int tile)
 {
     key_tile at = key_tile_of(a, g, tile);
-    u32 splits = sm90::SPLIT_TAIL && tile < g.full_wave_tiles ? (u32)g.tail_splits : 1;
+    u32 splits = backward::SPLIT_TAIL && tile < g.full_wave_tiles ? (u32)g.tail_splits : 1;
     add_release((u32 *)g.plane_counts + at.b * a.kv_heads + at.h_kv, splits);
 }
 
@@ -32,7 +33,7 @@ __device__ __forceinline__ void count_key_tile(const attune_cuda_arguments &a, c
 __device__ __forceinline__ void count_warp_additions(const attune_cuda_arguments &a, const attune_cuda_backward &g,
                                                      int tile)
 {
-    if constexpr (sm90::ROUND_DQ && sm90::DQ_ADD == DQ_ADD_ATOMIC) {
+    if constexpr (backward::ROUND_DQ && backward::DQ_ATOMIC) {
         __threadfence();
         __syncwarp();
         if (thread_index() % 32 == 0)
@@ -44,7 +45,7 @@ __device__ __forceinline__ void count_warp_additions(const attune_cuda_arguments
 __device__ __forceinline__ void count_bulk_additions(const attune_cuda_arguments &a, const attune_cuda_backward &g,
                                                      int tile)
 {
-    if constexpr (sm90::ROUND_DQ) {
+    if constexpr (backward::ROUND_DQ) {
         bulk_wait();
         fence_async_global();
         count_key_tile(a, g, tile);
@@ -84,7 +85,8 @@ __device__ __forceinline__ void store_dq_words(element *to, const u32 (&x)[4], i
 /* Parts of a tile of rows: the fragments of one warp of each consumer warp group. */
 constexpr int DQ_PARTS = 4;
 
-/* A step: from two fragments of 8 columns the lane's 8 columns of a row, whose words four lanes exchange. */
+/* A step: from two fragments of 8 columns the lane's 8 columns of a row, whose words four lanes exchange; or the 8
+ * columns that the thread has. */
 __device__ __forceinline__ void round_fragments(const attune_cuda_arguments &a, const attune_cuda_backward &g,
                                                 const float4 (&x)[2], element *to, int row, int d)
 {
@@ -99,11 +101,12 @@ __device__ __forceinline__ void round_fragments(const attune_cuda_arguments &a, 
     }
     if (nan_if_non_finite != 0.0f)
         *(volatile int *)g.redo = 1;
-    if constexpr (sm90::DQ_TRANSPOSED)
+    if constexpr (backward::DQ_TRANSPOSED)
 #pragma unroll
         for (int i = 0; i < 4; i++)
             words[i] = transpose_matrix(words[i]);
-    transpose_words(words, thread_index_remat() % 32);
+    if constexpr (!backward::DQ_THREAD_ROWS)
+        transpose_words(words, thread_index_remat() % 32);
     if (row < a.q_len && d < HEAD_DIM)
         store_dq_words(to + row * g.d_q.row + d, words, d, view_aligned(g.d_q));
 }
@@ -113,9 +116,10 @@ __device__ __forceinline__ void round_fragments(const attune_cuda_arguments &a, 
 template <int MOST>
 __device__ __forceinline__ void round_dq(const attune_cuda_arguments &a, const attune_cuda_backward &g)
 {
-    constexpr int STEPS = sm90::DQ_WIDTH / 16; /* of a warp group */
+    constexpr int COLUMNS = backward::DQ_THREAD_ROWS ? 8 : 16; /* of a step */
+    constexpr int STEPS = backward::DQ_WIDTH / COLUMNS;        /* of a warp group */
     constexpr int MANY = STEPS % MOST ? 1 : MOST;
-    constexpr bool BY_ROWS = sm90::DQ_TRANSPOSED; /* steps advance along the rows, else along the columns */
+    constexpr bool BY_ROWS = backward::DQ_TRANSPOSED; /* steps advance along the rows, else along the columns */
     for (;;) {
         int ticket = 0, *counter = (int *)a.counter;
         make_opaque(counter);
@@ -131,7 +135,7 @@ __device__ __forceinline__ void round_dq(const attune_cuda_arguments &a, const a
         head -= plane * heads_of_plane;
         int b = plane / a.kv_heads, h = (plane - b * a.kv_heads) * group + head % group;
         b += head / group;
-        u32 complete = (u32)key_tiles_per_head(a) * PLANE_SHARES * (u32)(sm90::SPLIT_TAIL ? g.tail_splits : 1);
+        u32 complete = (u32)key_tiles_per_head(a) * PLANE_SHARES * (u32)(backward::SPLIT_TAIL ? g.tail_splits : 1);
         const u32 *count = (const u32 *)g.plane_counts + plane;
         while (load_relaxed(count) != complete) /* an acquire would drop the L1 cache's lines each time */
             __nanosleep(200);
@@ -140,12 +144,13 @@ __device__ __forceinline__ void round_dq(const attune_cuda_arguments &a, const a
         const float4 *from = (const float4 *)dq_sums_of(g, workspace_row(a, g, b, h, row), 0) + part * 32 + lane;
         make_opaque(from);
         /* The lane's columns after the exchange: fragment lane % 4 / 2 of the two, half lane % 2 of the warp's 16. */
-        row += lane / 4 + (BY_ROWS ? lane % 4 / 2 * 8 : part * 16 + lane % 2 * 8);
-        int d = BY_ROWS ? part * 16 + lane % 2 * 8 : lane % 4 / 2 * 8;
+        row += backward::DQ_THREAD_ROWS ? part * 32 + lane
+                                        : lane / 4 + (BY_ROWS ? lane % 4 / 2 * 8 : part * 16 + lane % 2 * 8);
+        int d = backward::DQ_THREAD_ROWS ? 0 : BY_ROWS ? part * 16 + lane % 2 * 8 : lane % 4 / 2 * 8;
         element *out = (element *)g.d_q.address + b * g.d_q.batch + h * g.d_q.head;
         make_opaque(out);
 #pragma unroll 1
-        for (int step = 0; step < sm90::GROUPS * STEPS; step += MANY) {
+        for (int step = 0; step < backward::DQ_GROUPS * STEPS; step += MANY) {
             float4 x[MANY][2];
 #pragma unroll
             for (int i = 0; i < MANY * 2; i++)
@@ -153,13 +158,13 @@ __device__ __forceinline__ void round_dq(const attune_cuda_arguments &a, const a
             from += MANY * 256;
 #pragma unroll
             for (int i = 0; i < MANY; i++)
-                round_fragments(a, g, x[i], out, row + (BY_ROWS ? i * 16 : 0), d + (BY_ROWS ? 0 : i * 16));
+                round_fragments(a, g, x[i], out, row + (BY_ROWS ? i * 16 : 0), d + (BY_ROWS ? 0 : i * COLUMNS));
             row += BY_ROWS ? MANY * 16 : 0;
-            d += BY_ROWS ? 0 : MANY * 16;
+            d += BY_ROWS ? 0 : MANY * COLUMNS;
             if (step + MANY == STEPS && BY_ROWS) { /* the other warp group's part */
                 row -= STEPS * 16;
                 d += 64;
-            } else if (step + MANY == STEPS && sm90::DQ_SPLIT_ROWS) {
+            } else if (step + MANY == STEPS && backward::DQ_SPLIT_ROWS) {
                 row += 64;
                 d -= STEPS * 16;
             }

@@ -15,8 +15,8 @@
 #include "config_forward_sm100.cuh" /* before the headers that read it */
 
 #include "producer_sm90.cuh"
+#include "rows_sm100.cuh"
 #include "scores_sm90.cuh"
-#include "tcgen05.cuh"
 
 /* After the terms of the keys or, without them, in the same place as `control`: barriers of each softmax group. */
 struct group_control {
@@ -168,11 +168,7 @@ template <typename function> __device__ __forceinline__ void change_o(u32 o, fun
     for (int column = 0; column < sm100::WIDTH_DV; column += 16) {
         u32 w[16];
         float x[16];
-        tmem_load(w, o + (u32)column);
-        tmem_wait_load(w);
-#pragma unroll
-        for (int i = 0; i < 16; i++)
-            x[i] = __uint_as_float(w[i]);
+        load_columns(x, o + (u32)column);
         f(x, column);
 #pragma unroll
         for (int i = 0; i < 16; i++)
@@ -321,26 +317,6 @@ __device__ __forceinline__ void store_sums(const attune_cuda_arguments &a, const
         ((float *)a.row_max.address)[p.b * a.row_max.batch + p.h * a.row_max.head + row * a.row_max.row] = largest;
 }
 
-/* 7: 16 columns of a row of O. wide: it is aligned for stores of 16 bytes. */
-__device__ __forceinline__ void store_columns(element *to, const float (&x)[16], int column, bool wide)
-{
-    u32 w[8];
-#pragma unroll
-    for (int i = 0; i < 8; i++)
-        w[i] = pack(x[i * 2], x[i * 2 + 1]);
-#pragma unroll
-    for (int i = 0; i < 16; i += 8) {
-        if (wide && column + i + 8 <= HEAD_DIM_V) {
-            *(uint4 *)(to + column + i) = make_uint4(w[i / 2], w[i / 2 + 1], w[i / 2 + 2], w[i / 2 + 3]);
-            continue;
-        }
-#pragma unroll
-        for (int j = i; j < i + 8; j++)
-            if (column + j < HEAD_DIM_V)
-                to[column + j] = (element)(w[j / 2] >> j % 2 * 16);
-    }
-}
-
 /* 7: store O and LSE. All threads of a warp load their rows, also past the last one. */
 __device__ __forceinline__ void store(const row_state &state, u32 o, const attune_cuda_arguments &a,
                                       const tile_coord &p, int row, float factor)
@@ -351,15 +327,13 @@ __device__ __forceinline__ void store(const row_state &state, u32 o, const attun
     bool fully_masked = sum == 0.0f;
 #pragma unroll 1
     for (int column = 0; column < sm100::WIDTH_DV; column += 16) {
-        u32 w[16];
         float x[16];
-        tmem_load(w, o + (u32)column);
-        tmem_wait_load(w);
+        load_columns(x, o + (u32)column);
 #pragma unroll
         for (int i = 0; i < 16; i++) /* not by the factor 0: O may be NaN */
-            x[i] = fully_masked && !a.part ? 0.0f : __uint_as_float(w[i]) * inverse;
+            x[i] = fully_masked && !a.part ? 0.0f : x[i] * inverse;
         if (row < a.q_len)
-            store_columns(to, x, column, wide);
+            store_columns<HEAD_DIM_V>(to, x, column, wide);
         __syncwarp();
     }
     /* The maximum of scores drops NaN but their sum does not, so a NaN sum is the result. If the maximum is +inf the

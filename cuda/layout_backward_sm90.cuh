@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The shared memory of Hopper's backward kernel, its barriers, and the coordinates of its tiles. Of each stage the
- * producer loads Q, dO, LSE and delta of a query tile; K and V stay for a tile of keys.
+ * The barriers of the backward kernels with TMA, and the coordinates of their tiles. Of each stage the producer loads
+ * Q, dO, LSE and delta of a query tile; K and V stay for a tile of keys.
  */
 #ifndef ATTUNE_CUDA_LAYOUT_BACKWARD_SM90_CUH
 #define ATTUNE_CUDA_LAYOUT_BACKWARD_SM90_CUH
 
+/* The kernel's configuration, `backward`: Hopper's, unless its source has included another one. */
+#ifndef ATTUNE_CUDA_CONFIG_BACKWARD_SM100_CUH
 #include "config_backward_sm90.cuh"
+#endif
 #include "hopper.cuh"
 
 /* The named barriers of bar.sync; __syncthreads has number 0. */
-enum named_barrier { BARRIER_CONSUMERS = 1, BARRIER_GROUP_0, BARRIER_GROUP_1 };
+enum named_barrier { BARRIER_CONSUMERS = 1, BARRIER_GROUP_0, BARRIER_GROUP_1, BARRIER_DQ, BARRIER_TMEM };
 
 /* Flags of a tile descriptor. The bits from TILE_KEYS up hold the index of the tile of keys. */
 enum { TILE_MASKED = 1, TILE_PARTIAL = 2, TILE_END = 4, TILE_STOP = 8, TILE_KEYS = 16 };
@@ -20,10 +23,18 @@ struct __align__(16) tile_desc
     int q, h, b, flags; /* with TILE_END q is the index of the tile of keys */
 };
 
-struct control {
-    pipeline<1> keys;          /* K and V of a tile of keys */
-    pipeline<STAGES> queries;  /* Q, dO, LSE and delta of a query tile */
-    pipeline<sm90::GROUPS> dq; /* dQ; the stage is the consumer warp group that computed it */
+/* dO, where it has stages of its own. loaded: how many the load thread has filled. */
+template <int SIZE> struct output_stages {
+    pipeline<SIZE> outputs;
+    u32 loaded;
+};
+template <> struct output_stages<0> {
+};
+
+struct control : output_stages<backward::DO_STAGES> {
+    pipeline<1> keys;              /* K and V of a tile of keys */
+    pipeline<STAGES> queries;      /* Q, dO, LSE and delta of a query tile */
+    pipeline<backward::GROUPS> dq; /* dQ; the stage is the consumer warp group that computed it */
     /* Cluster of two CTAs. q_empty: Q of the stage may be loaded again, before its dO. ds_ready: this CTA's dS is in
      * shared memory. peer_p_empty: the peer has read its P, whose buffer may receive this CTA's dS. peer_ds_full: the
      * peer's dS has arrived. ds_empty: the peer has received this CTA's dS. next: the tile of keys that rank 0 took for
@@ -37,7 +48,7 @@ struct control {
         int left, left_full, tile, tiles_done, b, b_end, h, h_end, b_keys, h_keys, q, end, flags, begin;
     } iterator; /* the load thread's position; in shared memory, because the producer has few registers */
 };
-static_assert(sizeof(control) <= sm90::CONTROL_BYTES);
+static_assert(sizeof(control) <= backward::CONTROL_BYTES);
 
 /* ------------------------------------------------------------------------------------------------ tiles of the work */
 
@@ -68,20 +79,20 @@ __device__ __forceinline__ int tail_tile(const attune_cuda_backward &g, int spli
 __device__ __forceinline__ int key_tile_count(const attune_cuda_arguments &a, const attune_cuda_backward &g)
 {
     int all = g.kv_batch * a.kv_heads * key_tiles_per_head(a);
-    return sm90::SPLIT_TAIL ? g.full_wave_tiles + (all - g.full_wave_tiles) * g.tail_splits : all;
+    return backward::SPLIT_TAIL ? g.full_wave_tiles + (all - g.full_wave_tiles) * g.tail_splits : all;
 }
 
 /* Tiles are ordered by sets of heads whose Q and dO stay in the L2 cache. Within a set the first keys come first: under
  * a causal mask they meet the most queries, and the longest tiles must start first. */
 __device__ __forceinline__ key_tile key_tile_of(const attune_cuda_arguments &a, const attune_cuda_backward &g, int tile)
 {
-    if (sm90::SPLIT_TAIL && tile >= g.full_wave_tiles)
+    if (backward::SPLIT_TAIL && tile >= g.full_wave_tiles)
         tile = g.full_wave_tiles + tail_tile(g, tile);
     int tiles = key_tiles_per_head(a), planes = g.kv_batch * a.kv_heads, some = g.resident_heads;
     int set = tile / (tiles * some), rest = tile - set * tiles * some;
     some = min(some, planes - set * some);
     int chunk = rest / some, plane = set * g.resident_heads + rest - chunk * some;
-    if (sm90::ORDERED)
+    if (backward::ORDERED)
         chunk = tiles - 1 - chunk;
     return {plane / a.kv_heads, plane % a.kv_heads, chunk * BLOCK_N};
 }
@@ -96,26 +107,7 @@ __device__ __forceinline__ i64 workspace_row(const attune_cuda_arguments &a, con
 /* A warp group's float32 sums of dQ for a tile of rows, in fragment layout. */
 __device__ __forceinline__ float *dq_sums_of(const attune_cuda_backward &g, i64 row, int group)
 {
-    return (float *)g.sums + (row / BLOCK_M * sm90::GROUPS + group) * (sm90::DQ_BYTES / 4);
-}
-
-/* Cluster: the sums of both warp groups of a rank are contiguous. */
-__device__ __forceinline__ float *pair_dq_sums_of(const attune_cuda_backward &g, i64 row, u32 rank, int group)
-{
-    return dq_sums_of(g, row, (int)rank) + group * (sm90::GROUP_DQ_BYTES<0> / 4);
-}
-
-__device__ __forceinline__ u32 pair_dq_buffer(u32 memory, u32 stage, int group)
-{
-    return memory + sm90::DO_OFFSET + stage * sm90::DO_BYTES + group * (sm90::FIRST_GROUP_DV / 64) * sm90::ROW_SLAB;
-}
-
-/* DQ_ADD_IN_PLACE: the buffer of half a warp group's dQ, over its columns of dO (first half) or Q. */
-__device__ __forceinline__ u32 dq_buffer(u32 memory, u32 stage, int group, int half)
-{
-    return memory +
-           (half ? sm90::Q_OFFSET + stage * sm90::Q_BYTES + group * (sm90::FIRST_GROUP_D / 64) * sm90::ROW_SLAB
-                 : sm90::DO_OFFSET + stage * sm90::DO_BYTES + group * (sm90::FIRST_GROUP_DV / 64) * sm90::ROW_SLAB);
+    return (float *)g.sums + (row / BLOCK_M * backward::DQ_GROUPS + group) * (backward::DQ_BYTES / 4);
 }
 
 #endif

@@ -19,6 +19,7 @@
 #ifndef ATTUNE_CUDA_PAIR_BACKWARD_SM90_CUH
 #define ATTUNE_CUDA_PAIR_BACKWARD_SM90_CUH
 
+#include "add_dq_backward_sm90.cuh"
 #include "stages_backward_sm90.cuh"
 
 /* A slab of dQ = dS^T K, first over the keys of this CTA, then over those of the peer. Not waited for. */

@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The producer warp group of Hopper's backward kernel. One thread iterates over the mask's transposed block lists and
- * loads K, V, Q, dO, LSE and delta. One warp for each consumer warp group adds that group's fragments of dQ to global
- * memory. In a cluster of two CTAs another thread copies dS to the peer.
+ * The load thread of the backward kernels with TMA. It iterates over the mask's transposed block lists and loads K, V,
+ * Q, dO, LSE and delta.
  */
 #ifndef ATTUNE_CUDA_PRODUCER_BACKWARD_SM90_CUH
 #define ATTUNE_CUDA_PRODUCER_BACKWARD_SM90_CUH
 
-#include "dq_backward_sm90.cuh"
-#include "ordered_sums.cuh"
+#include "layout_backward_sm90.cuh"
 
 /* ----------------------------------------------------------------------------------------------------- load thread */
 
@@ -20,21 +18,23 @@ __device__ __forceinline__ void load_q(const attune_cuda_arguments &a, const att
     u64 *full = &c.queries.full[stage];
     i64 row = workspace_row(a, g, it.b, it.h, it.q);
 #pragma unroll
-    for (int slab = 0; slab < sm90::SLABS_D; slab++)
-        tensor_load(memory + sm90::Q_OFFSET + stage * sm90::Q_BYTES + slab * sm90::ROW_SLAB, q_map, full, slab * 64,
-                    it.q, it.h, it.b);
-    bulk_load(memory + sm90::LSE_OFFSET + stage * sm90::ROW_BYTES, (const float *)g.lse + row, sm90::ROW_BYTES, full);
-    bulk_load(memory + sm90::DELTA_OFFSET + stage * sm90::ROW_BYTES, (const float *)g.delta + row, sm90::ROW_BYTES,
-              full);
+    for (int slab = 0; slab < backward::SLABS_D; slab++)
+        tensor_load(memory + backward::Q_OFFSET + stage * backward::Q_BYTES + slab * backward::ROW_SLAB, q_map, full,
+                    slab * 64, it.q, it.h, it.b);
+    bulk_load(memory + backward::LSE_OFFSET + stage * backward::ROW_BYTES, (const float *)g.lse + row,
+              backward::ROW_BYTES, full);
+    bulk_load(memory + backward::DELTA_OFFSET + stage * backward::ROW_BYTES, (const float *)g.delta + row,
+              backward::ROW_BYTES, full);
 }
 
-__device__ __forceinline__ void load_do(control &c, u32 memory, u32 stage, const tensor_map *do_map)
+/* Loads dO of the iterator's query tile. full: the barrier at which its bytes count. */
+__device__ __forceinline__ void load_do(control &c, u32 memory, u32 stage, const tensor_map *do_map, u64 *full)
 {
     auto &it = c.iterator;
 #pragma unroll
-    for (int slab = 0; slab < sm90::SLABS_DV; slab++)
-        tensor_load(memory + sm90::DO_OFFSET + stage * sm90::DO_BYTES + slab * sm90::ROW_SLAB, do_map,
-                    &c.queries.full[stage], slab * 64, it.q, it.h, it.b);
+    for (int slab = 0; slab < backward::SLABS_DV; slab++)
+        tensor_load(memory + backward::DO_OFFSET + stage * backward::DO_BYTES + slab * backward::ROW_SLAB, do_map, full,
+                    slab * 64, it.q, it.h, it.b);
 }
 
 __device__ __forceinline__ tile_desc query_tile_desc(const attune_cuda_arguments &a, const control &c)
@@ -42,8 +42,32 @@ __device__ __forceinline__ tile_desc query_tile_desc(const attune_cuda_arguments
     auto &it = c.iterator;
     /* Capture gradients are summed over all rows of a tile: rows past the last must be masked, since their scores may
      * be NaN although their LSE is +inf. */
-    int flags = sm90::HAVE_CAPTURE_GRADIENTS && it.q > a.q_len - BLOCK_M ? it.flags | TILE_MASKED : it.flags;
-    return {it.q, it.h, it.b, sm90::ORDERED ? flags + c.kv / BLOCK_N * TILE_KEYS : flags};
+    int flags = backward::HAVE_CAPTURE_GRADIENTS && it.q > a.q_len - BLOCK_M ? it.flags | TILE_MASKED : it.flags;
+    return {it.q, it.h, it.b, backward::ORDERED ? flags + c.kv / BLOCK_N * TILE_KEYS : flags};
+}
+
+/* dO of the iterator's query tile, whose stages are its own: fewer than Q has, or as many. */
+template <typename barriers>
+__device__ __forceinline__ void load_own_do(barriers &c, u32 memory, const tensor_map *do_map)
+{
+    const u32 loaded = c.loaded++;
+    const pipeline_state own = {loaded % backward::DO_STAGES, ~(loaded / backward::DO_STAGES) & 1};
+    producer_acquire<&barriers::outputs>(c, own);
+    producer_expect<&barriers::outputs>(c, own, backward::DO_BYTES);
+    load_do(c, memory, own.stage, do_map, &c.outputs.full[own.stage]);
+}
+
+/* After the last tile: waits until all stages have been released. pipe: after that of TILE_STOP, which stays. */
+template <typename barriers> __device__ __forceinline__ void drain(barriers &c, pipeline_state pipe)
+{
+    auto &it = c.iterator;
+    producer_acquire<&control::keys>(c, {0, ~it.tiles_done & 1u});
+#pragma unroll 1
+    for (int i = 1; i < STAGES; i++, advance(pipe))
+        producer_acquire<&control::queries>(c, pipe);
+#pragma unroll 1
+    for (u32 i = 0, loaded = c.loaded; i < backward::DO_STAGES; i++, loaded++)
+        producer_acquire<&barriers::outputs>(c, {loaded % backward::DO_STAGES, ~(loaded / backward::DO_STAGES) & 1});
 }
 
 /* 1: load Q, dO, LSE and delta of a query tile. The descriptor is written before the arrival that releases it to the
@@ -52,29 +76,37 @@ __device__ __forceinline__ void load_query_tile(const attune_cuda_arguments &a, 
                                                 control &c, u32 memory, pipeline_state &pipe, const tensor_map *q_map,
                                                 const tensor_map *do_map)
 {
-    if constexpr (sm90::PAIRED) {
+    if constexpr (backward::PAIRED) {
         /* The buffer of dO becomes empty later than that of Q. */
         barrier_wait(&c.q_empty[pipe.stage], pipe.phase);
         const tile_desc desc = query_tile_desc(a, c);
-        barrier_expect_more(&c.queries.full[pipe.stage], sm90::Q_BYTES + 2 * sm90::ROW_BYTES);
+        barrier_expect_more(&c.queries.full[pipe.stage], backward::Q_BYTES + 2 * backward::ROW_BYTES);
         load_q(a, g, c, memory, pipe.stage, q_map);
         producer_acquire<&control::queries>(c, pipe);
         c.descs[pipe.stage] = desc;
-        producer_expect<&control::queries>(c, pipe, sm90::DO_BYTES);
+        producer_expect<&control::queries>(c, pipe, backward::DO_BYTES);
+    } else if constexpr (backward::DO_STAGES > 0) {
+        producer_acquire<&control::queries>(c, pipe);
+        c.descs[pipe.stage] = query_tile_desc(a, c);
+        producer_expect<&control::queries>(c, pipe, backward::Q_BYTES + 2 * backward::ROW_BYTES);
+        load_q(a, g, c, memory, pipe.stage, q_map);
+        load_own_do(c, memory, do_map);
+        advance(pipe);
+        return;
     } else {
         producer_acquire<&control::queries>(c, pipe);
         c.descs[pipe.stage] = query_tile_desc(a, c);
-        producer_expect<&control::queries>(c, pipe, sm90::Q_BYTES + sm90::DO_BYTES + 2 * sm90::ROW_BYTES);
+        producer_expect<&control::queries>(c, pipe, backward::Q_BYTES + backward::DO_BYTES + 2 * backward::ROW_BYTES);
         load_q(a, g, c, memory, pipe.stage, q_map);
     }
-    load_do(c, memory, pipe.stage, do_map);
+    load_do(c, memory, pipe.stage, do_map, &c.queries.full[pipe.stage]);
     advance(pipe);
 }
 
 __device__ __forceinline__ void push_descriptor(control &c, pipeline_state &pipe, int tile, int flags)
 {
     producer_acquire<&control::queries>(c, pipe);
-    if (sm90::PAIRED)
+    if (backward::PAIRED)
         barrier_wait(&c.q_empty[pipe.stage], pipe.phase);
     c.descs[pipe.stage] = {tile, 0, 0, flags};
     producer_commit<&control::queries>(c, pipe);
@@ -89,7 +121,8 @@ __device__ __forceinline__ void load_head(const attune_cuda_arguments &a, const 
     auto &it = c.iterator;
     if constexpr (!config::HAVE_BLOCKS) {
 #pragma unroll 1
-        for (it.q = sm90::SPLIT_TAIL ? it.begin : 0; it.q < (sm90::SPLIT_TAIL ? it.end : a.q_len); it.q += BLOCK_M)
+        for (it.q = backward::SPLIT_TAIL ? it.begin : 0; it.q < (backward::SPLIT_TAIL ? it.end : a.q_len);
+             it.q += BLOCK_M)
             load_query_tile(a, g, c, memory, pipe, q_map, do_map);
         return;
     }
@@ -132,12 +165,12 @@ __device__ __forceinline__ void load_head(const attune_cuda_arguments &a, const 
 __device__ __forceinline__ int next_tile(const attune_cuda_arguments &a, control &c, int tiles_done)
 {
     int tile = 0;
-    if (!sm90::PAIRED || cluster_rank() == 0)
+    if (!backward::PAIRED || cluster_rank() == 0)
         tile = atomicAdd((int *)a.counter, 1);
-    if (sm90::PAIRED && cluster_rank() == 0) {
+    if (backward::PAIRED && cluster_rank() == 0) {
         barrier_wait_peer(&c.next.empty[0], ~tiles_done & 1);
         store_peer(&c.next_tile, tile, &c.next.full[0]);
-    } else if (sm90::PAIRED) {
+    } else if (backward::PAIRED) {
         producer_expect<&control::next>(c, {0, 0}, sizeof c.next_tile);
         barrier_wait_peer(&c.next.full[0], tiles_done & 1);
         tile = *(volatile int *)&c.next_tile;
@@ -165,27 +198,27 @@ __device__ __forceinline__ void produce(const attune_cuda_arguments &a, const at
             it.b_keys = at.b;
             it.h_keys = at.h_kv;
         }
-        if (sm90::SPLIT_TAIL) {
+        if (backward::SPLIT_TAIL) {
             bool split = it.tile >= g.full_wave_tiles;
             it.begin = split ? (it.tile - g.full_wave_tiles) % g.tail_splits * g.tail_split_rows : 0;
             it.end = split ? min(a.q_len - it.begin, g.tail_split_rows) + it.begin : a.q_len;
         }
-        producer_expect<&control::keys>(c, {0, 0},
-                                        sm90::K_BYTES + sm90::V_BYTES + (sm90::PAIRED ? 2 * sm90::KEY_SLAB : 0));
-        int rank = sm90::PAIRED ? (int)cluster_rank() : 0, kv = c.kv + rank * sm90::CTA_N;
+        producer_expect<&control::keys>(
+            c, {0, 0}, backward::K_BYTES + backward::V_BYTES + (backward::PAIRED ? 2 * backward::KEY_SLAB : 0));
+        int rank = backward::PAIRED ? (int)cluster_rank() : 0, kv = c.kv + rank * backward::CTA_N;
         /* A broadcast batch (stride 0) has size 1 in its tensor map; K and V may differ in this. */
         int b_k = a.k.batch ? it.b_keys : 0, b_v = a.v.batch ? it.b_keys : 0;
 #pragma unroll
-        for (int slab = 0; slab < sm90::SLABS_D; slab++)
-            tensor_load(memory + slab * sm90::KEY_SLAB, k_map, &c.keys.full[0], slab * 64, kv, it.h_keys, b_k);
+        for (int slab = 0; slab < backward::SLABS_D; slab++)
+            tensor_load(memory + slab * backward::KEY_SLAB, k_map, &c.keys.full[0], slab * 64, kv, it.h_keys, b_k);
 #pragma unroll
-        for (int slab = 0; slab < sm90::SLABS_DV; slab++)
-            tensor_load(memory + sm90::K_BYTES + slab * sm90::KEY_SLAB, v_map, &c.keys.full[0], slab * 64, kv,
+        for (int slab = 0; slab < backward::SLABS_DV; slab++)
+            tensor_load(memory + backward::K_BYTES + slab * backward::KEY_SLAB, v_map, &c.keys.full[0], slab * 64, kv,
                         it.h_keys, b_v);
 #pragma unroll
-        for (int slab = 0; slab < (sm90::PAIRED ? 2 : 0); slab++)
-            tensor_load(memory + sm90::PEER_K_OFFSET + slab * sm90::KEY_SLAB, k_map, &c.keys.full[0],
-                        (rank * 2 + slab) * 64, c.kv + (rank ^ 1) * sm90::CTA_N, it.h_keys, b_k);
+        for (int slab = 0; slab < (backward::PAIRED ? 2 : 0); slab++)
+            tensor_load(memory + backward::PEER_K_OFFSET + slab * backward::KEY_SLAB, k_map, &c.keys.full[0],
+                        (rank * 2 + slab) * 64, c.kv + (rank ^ 1) * backward::CTA_N, it.h_keys, b_k);
         it.b_end = g.kv_batch == 1 ? a.batch : it.b_keys + 1;
         it.h_end = (it.h_keys + 1) * (a.heads / a.kv_heads);
 #pragma unroll 1
@@ -196,62 +229,8 @@ __device__ __forceinline__ void produce(const attune_cuda_arguments &a, const at
         push_descriptor(c, pipe, it.tile, TILE_END);
     }
     push_descriptor(c, pipe, 0, TILE_STOP);
-}
-
-/* 7: dQ += dS^T K in global memory: adds one consumer warp group's fragments with bulk reductions. In a fixed order a
- * whole warp calls this, since it searches the block lists together; else one thread is enough. */
-__device__ __forceinline__ void add_dq(const attune_cuda_arguments &a, const attune_cuda_backward &g, control &c,
-                                       u32 memory, int group)
-{
-    constexpr bool IN_PLACE = sm90::DQ_ADD == DQ_ADD_IN_PLACE;
-    bool first = threadIdx.x % 32 == 0;
-    if (!sm90::ORDERED && !first)
-        return;
-    u32 bytes = group ? sm90::GROUP_DQ_BYTES<1> : sm90::GROUP_DQ_BYTES<0>;
-    pipeline_state pipe = {0, 0};
-    u32 phase = 0, rank = sm90::PAIRED ? cluster_rank() : 0;
-    for (;; advance(pipe)) {
-        consumer_wait<&control::queries>(c, pipe);
-        tile_desc desc = c.descs[pipe.stage];
-        if (sm90::ORDERED)
-            __syncwarp();
-        bool rows = !(desc.flags & (TILE_END | TILE_STOP));
-        if (!(first && IN_PLACE && rows))
-            consumer_release_converged<&control::queries>(c, pipe);
-        if (desc.flags & TILE_STOP)
-            break;
-        if (!rows) {
-            if (first)
-                count_bulk_additions(a, g, desc.q);
-            continue;
-        }
-        i64 row = workspace_row(a, g, desc.b, desc.h, desc.q);
-        int tile = desc.flags / TILE_KEYS;
-        u32 *word =
-            (u32 *)g.order_counts + (sm90::PAIRED ? (row / BLOCK_M * 2 + rank) : row / BLOCK_M) * sm90::GROUPS + group;
-        if (sm90::ORDERED)
-            order_wait(a, desc.b, desc.h, desc.q, tile, word);
-        if (first) {
-            float *to = sm90::PAIRED ? pair_dq_sums_of(g, row, rank, group) : dq_sums_of(g, row, group);
-            consumer_wait<&control::dq>(c, {(u32)group, phase});
-            if (sm90::PAIRED) {
-                bulk_add(to, pair_dq_buffer(memory, pipe.stage, group), bytes);
-            } else if (IN_PLACE) {
-                bulk_add(to, dq_buffer(memory, pipe.stage, group, 0), bytes / 2);
-                bulk_add(to + bytes / 8, dq_buffer(memory, pipe.stage, group, 1), bytes / 2);
-            } else
-                bulk_add(to, memory + sm90::DQ_OFFSET + group * sm90::GROUP_DQ_BYTES<0>, bytes);
-            bulk_wait_read();
-            if (IN_PLACE)
-                consumer_release_thread<&control::queries>(c, pipe);
-            else
-                consumer_release_thread<&control::dq>(c, {(u32)group, phase});
-            if (sm90::ORDERED)
-                order_release(word, tile);
-        }
-        phase ^= 1;
-    }
-    bulk_wait();
+    if constexpr (backward::DO_STAGES > 0) /* commits release the stages: the CTA must not end before them */
+        drain(c, pipe);
 }
 
 #endif

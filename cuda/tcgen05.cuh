@@ -126,12 +126,13 @@ __device__ __forceinline__ u64 tcgen05_descriptor(u64 wgmma_descriptor)
     return wgmma_descriptor | 1ull << 46;
 }
 
-/* "Instruction descriptor" of kind::f16: 128 rows, `columns` columns, float32 sums of products of DTYPE. A is K-major;
- * b_n_major: B is N-major. */
-__device__ constexpr u32 tcgen05_instruction(int columns, bool b_n_major)
+/* "Instruction descriptor" of kind::f16: 128 rows, `columns` columns, float32 sums of products of DTYPE. b_n_major: B
+ * is N-major; a_m_major: A is M-major. */
+__device__ constexpr u32 tcgen05_instruction(int columns, bool b_n_major, bool a_m_major = false)
 {
     const u32 type = config::DTYPE == ATTUNE_CUDA_BF16 ? 1 : 0;
-    return 1u << 4 | type << 7 | type << 10 | (b_n_major ? 1u : 0u) << 16 | (u32)columns / 8 << 17 | 128u / 16 << 24;
+    return 1u << 4 | type << 7 | type << 10 | (a_m_major ? 1u : 0u) << 15 | (b_n_major ? 1u : 0u) << 16 |
+           (u32)columns / 8 << 17 | 128u / 16 << 24;
 }
 
 /* By one thread: d = a b + (add ? d : 0), with 16 columns of a. d: an address of tensor memory; a and b: descriptors.

@@ -7,6 +7,7 @@
 #ifndef ATTUNE_CUDA_WIDE_BACKWARD_SM90_CUH
 #define ATTUNE_CUDA_WIDE_BACKWARD_SM90_CUH
 
+#include "add_dq_backward_sm90.cuh"
 #include "stages_backward_sm90.cuh"
 
 /* A warp group's columns of dQ = dS^T K. */

@@ -23,7 +23,7 @@ attune_status attune__cuda_backward_load(attune__cuda_program *program, const at
     program->head_dim_v = desc->shape->head_dim_v;
     program->ordered = desc->choice->deterministic;
     ATTUNE__TRY(attune__cuda_function(device, program->delta.module, "attune_sums", &program->sums));
-    return program->family->has_fallback
+    return program->family->dq_name
                ? attune__cuda_function(device, program->kernel.module, program->family->dq_name, &program->dq)
                : ATTUNE_OK;
 }

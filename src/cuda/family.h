@@ -28,8 +28,8 @@ typedef struct attune__cuda_family {
     /* A kernel's shared memory; NULL = the choice's, whatever the role. */
     uint32_t (*shared_memory)(const attune__program_desc *desc, attune__cuda_role role);
     /* Backward of a family with a fallback, for the tile of its kernel. The entry point that converts the sums of dQ,
-     * its shared memory, and its CTAs for each tile of queries, 0 if the kernel does it; the CTAs of a cluster; whether
-     * tail tiles are split. */
+     * if there is one, its shared memory, and its CTAs for each tile of queries, 0 if the kernel does it; the CTAs of a
+     * cluster; whether tail tiles are split. */
     const char *dq_name;
     uint32_t (*dq_shared_memory)(attune_cuda_tile tile);
     uint32_t (*dq_ctas)(attune_cuda_tile tile);

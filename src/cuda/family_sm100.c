@@ -1,24 +1,42 @@
 /* SPDX-License-Identifier: MIT */
-/* The family of tcgen05: forward. */
+/* The family of tcgen05. */
 #include "cuda/family.h"
 
 #include "plan/family_cuda.h"
 
 static void define(attune__cuda_kernel *kernel, const attune__program_desc *desc, attune__cuda_role role)
 {
-    (void)desc;
     (void)role;
-    (void)kernel;
 #ifdef ATTUNE__CUDA_ARRIVALS /* a build for racecheck: tests/cuda/sanitize.py */
     attune__cuda_define(kernel, "ARRIVALS", ATTUNE__CUDA_ARRIVALS);
 #endif
+    if (desc->choice->direction != ATTUNE_BACKWARD)
+        return;
+    attune__cuda_define(kernel, "HAVE_MASK_COLUMNS", desc->variant->key_intervals);
+    attune__cuda_define(kernel, "HAVE_CAPTURE_GRADIENTS", attune__cuda_requests_captures(desc));
+    attune__cuda_define(kernel, "DETERMINISTIC", desc->choice->deterministic);
+}
+
+static uint32_t dq_ctas(attune_cuda_tile t)
+{
+    (void)t;
+    return 0;
+}
+
+static uint32_t cluster(attune_cuda_tile t)
+{
+    (void)t;
+    return 1;
 }
 
 const attune__cuda_family attune__cuda_family_sm100a = {
     .plan = &attune__cuda_sm100a,
     .suffix = "a",
     .forward = {"forward_sm100.cu", "attune_forward_sm100"},
+    .backward = {"backward_sm100.cu", "attune_backward_sm100"},
     .persistent = true,
     .has_fallback = true,
     .define = define,
+    .dq_ctas = dq_ctas,
+    .cluster = cluster,
 };

@@ -1,12 +1,60 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * CUDA, tcgen05: forward. A tile has 128 rows for each softmax warp group, since the products have 128 rows; S, P and O
- * are in tensor memory, and shared memory has Q, K and V as Hopper's kernel has them. It has run under the model of
- * tests/model and never on hardware: the automatic choice skips it, and KERNEL selects it.
+ * CUDA, tcgen05. In forward a tile has 128 rows for each softmax warp group, since the products have 128 rows; S, P and
+ * O are in tensor memory, and shared memory has Q, K and V as Hopper's kernel has them. Backward has one tile, and all
+ * sums in tensor memory. They have run under the model of tests/model and never on hardware: the automatic choice skips
+ * them, and KERNEL selects them.
  */
 #include "plan/family_cuda.h"
 
 #include "cuda/layout_sm100.h"
+
+/* --------------------------------------------------------------------------------------------------------- backward */
+
+/* A tile of 128 keys with 128 rows: four warps that load, issue products and round dQ, four that add dQ to its sums,
+ * and eight that compute P and dS. The second tile equals the first. */
+static const attune__tile sm100_backward[] = {ATTUNE__TILES(128, 128, 128, 128, 2, 16)};
+
+static const char *backward_reject_problem(const attune__shape *s)
+{
+    if (s->head_dim > 128 || s->head_dim_v > 128)
+        return "its backward pass has head dimensions up to 128, whose sums tensor memory has columns for";
+    return NULL;
+}
+
+static bool backward_is_deterministic(const attune__search *search)
+{
+    (void)search;
+    return true;
+}
+
+static const char *backward_reject_tile(const attune__shape *s, const attune__tile *tile, attune__option *option)
+{
+    static const attune__option options[] = {ATTUNE__BLOCK_M1, ATTUNE__BLOCK_N1, ATTUNE__NUM_STAGES, ATTUNE__NUM_WARPS};
+    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
+        *option = options[i];
+        if (tile->value[*option] != sm100_backward[0].value[*option])
+            return "the tile of tcgen05's backward kernel is fixed: 128 x 128, num_stages 2, num_warps 16";
+    }
+    return attune__cuda_reject_blocks(s, tile->value, option);
+}
+
+static attune__cost backward_cost(const attune__search *search, const attune__tile *tile)
+{
+    const attune__shape *s = search->shape;
+    const uint32_t *v = tile->value;
+    const attune_cuda_tile t =
+        attune__cuda_tile(s, v[ATTUNE__BLOCK_M1], v[ATTUNE__BLOCK_N1], v[ATTUNE__NUM_WARPS], v[ATTUNE__NUM_STAGES]);
+    return (attune__cost){
+        .shared = attune_cuda_backward_sm100(t, s->capture_gradient_elements > 0).size,
+        .invocations = 32 * v[ATTUNE__NUM_WARPS],
+        .registers = 192, /* of the warps that compute: 64 rows each of S and dP, and P and dS in 16 bits */
+        .launched_registers = 128,
+        .workspace = attune__cuda_backward_added(s),
+    };
+}
+
+/* ---------------------------------------------------------------------------------------------------------- forward */
 
 /* The producers, and those of which one issues the products. */
 #define OTHER_WARPS 8
@@ -27,6 +75,10 @@ static const attune__tile sm100_256[] = {
 
 static const attune__tile *sm100_tiles(const attune__search *search, uint32_t *count)
 {
+    if (search->pass == ATTUNE__PASS_BACKWARD) {
+        *count = 1;
+        return sm100_backward;
+    }
     const attune__cuda_tiles narrow = ATTUNE__CUDA_TILES(sm100_64), wide = ATTUNE__CUDA_TILES(sm100_256);
     const attune__cuda_tiles tables[4] = {narrow, narrow, wide, wide};
     const attune__cuda_tiles t = attune__cuda_by_head_dim(search->shape, tables);
@@ -54,6 +106,8 @@ static bool sm100_may_have_256(const attune__search *search)
 
 static void sm100_clamp(const attune__search *search, attune__tile *tile)
 {
+    if (search->pass == ATTUNE__PASS_BACKWARD)
+        return;
     uint32_t *v = tile->value;
     const bool free_m = !(search->forced & ATTUNE__BIT(ATTUNE__BLOCK_M));
     const bool two = v[ATTUNE__BLOCK_M] == 256 && search->shape->q_len > 128 && sm100_may_have_256(search);
@@ -78,6 +132,8 @@ static const char *sm100_reject_tile(const attune__search *search, const attune_
 {
     const attune__shape *s = search->shape;
     const uint32_t *v = tile->value;
+    if (search->pass == ATTUNE__PASS_BACKWARD)
+        return backward_reject_tile(s, tile, option);
     *option = ATTUNE__BLOCK_M;
     if (v[*option] != 128 && v[*option] != 256)
         return "tcgen05 takes 128 or 256 rows";
@@ -101,12 +157,19 @@ static const char *sm100_reject_tile(const attune__search *search, const attune_
 
 static attune__cost sm100_cost(const attune__search *search, const attune__tile *tile)
 {
+    if (search->pass == ATTUNE__PASS_BACKWARD)
+        return backward_cost(search, tile);
     attune__cost c = {.invocations = 32 * tile->value[ATTUNE__NUM_WARPS]};
     c.launched_registers = c.invocations ? 65536 / c.invocations / 8 * 8 : 0;
     c.shared = layout_of(search, tile).size;
     /* Of S and O a softmax thread has 32 columns at once. */
     c.registers = attune__cuda_registers(search->shape) + 64;
     return c;
+}
+
+static const char *sm100_reject_problem(const attune__search *search)
+{
+    return search->pass == ATTUNE__PASS_BACKWARD ? backward_reject_problem(search->shape) : NULL;
 }
 
 static const char *sm100_reject_automatic(const attune__search *search)
@@ -121,9 +184,14 @@ const attune__family attune__cuda_sm100a = {
     .matrix = ATTUNE_MATRIX_TCGEN05,
     .tma = true,
     .dtypes = 1u << ATTUNE_F16 | 1u << ATTUNE_BF16,
+    .reject_problem = sm100_reject_problem,
     .reject_automatic = sm100_reject_automatic,
     .caveat = "it has never run on hardware",
-    .options = {ATTUNE__CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__ROWS_GUARANTEED_SAFE), 0, 0},
+    .unordered = 1u << ATTUNE__PASS_BACKWARD,
+    .is_deterministic = backward_is_deterministic,
+    .options = {ATTUNE__CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__ROWS_GUARANTEED_SAFE), 0,
+                ATTUNE__CUDA_LOOP | ATTUNE__BIT(ATTUNE__BLOCK_M1) | ATTUNE__BIT(ATTUNE__BLOCK_N1) |
+                    ATTUNE__BIT(ATTUNE__WRITE_DQ)},
     .tiles = sm100_tiles,
     .clamp = sm100_clamp,
     .reject_tile = sm100_reject_tile,

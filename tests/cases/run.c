@@ -229,10 +229,17 @@ static const char *plan_backward(attune_device *device, const attention_case *c,
     r->wanted = attention_differentiable(a);
     problem.capture_gradient_elements = attention_capture_elements(a, r->wanted);
     attune_kernel_options options = {.struct_size = sizeof options};
-    const char *error =
-        c->backward_options ? try_call(attune_kernel_options_parse(c->backward_options, &options)) : NULL;
+    /* As in prepare(). */
+    char named[80];
+    const char *const kernel = getenv("ATTUNE_TEST_KERNEL");
+    snprintf(named, sizeof named, "{\"bwd_KERNEL\": \"%s\"}", kernel ? kernel : "");
+    const char *const preferred = kernel && *kernel ? named : NULL;
+    const char *const text = c->backward_options ? c->backward_options : preferred;
+    const char *error = text ? try_call(attune_kernel_options_parse(text, &options)) : NULL;
     if (!error)
         error = try_call(attune_plan_create(device, &problem, &options, &r->backward));
+    if (error && !c->backward_options && preferred)
+        error = try_call(attune_plan_create(device, &problem, NULL, &r->backward));
     return error ? error : lend(device, r->backward, &r->scratch);
 }
 

@@ -283,6 +283,7 @@ int cuModuleGetFunction(void **function, void *module, const char *name)
                                           "attune_forward_sm80",
                                           "attune_backward_sm80",
                                           "attune_backward_sm90",
+                                          "attune_backward_sm100",
                                           "attune_delta",
                                           "attune_decode_sm80",
                                           "attune_combine_sm80",

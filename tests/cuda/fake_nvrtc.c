@@ -26,6 +26,7 @@ int nvrtcCreateProgram(void **program, const char *source, const char *name, int
                       (strstr(source, "attune_forward_sm100") && strcmp(name, "forward_sm100.cu") == 0) ||
                       (strstr(source, "attune_backward_sm80") && strcmp(name, "backward_sm80.cu") == 0) ||
                       (strstr(source, "attune_backward_sm90") && strcmp(name, "backward_sm90.cu") == 0) ||
+                      (strstr(source, "attune_backward_sm100") && strcmp(name, "backward_sm100.cu") == 0) ||
                       (strstr(source, "attune_append") && strcmp(name, "append.cu") == 0) ||
                       (strstr(source, "attune_delta") && strcmp(name, "delta.cu") == 0) ||
                       (strstr(source, "attune_mask_classify") && strcmp(name, "mask_lists.cu") == 0);

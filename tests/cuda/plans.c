@@ -469,6 +469,33 @@ Test(cuda_plans, tcgen05)
     close_workbench(&w);
 }
 
+/* Likewise backward, whose head dimensions are up to 128. */
+Test(cuda_plans, tcgen05_backward)
+{
+    static workbench w;
+    static const forced named[] = {{"automatic", {.kernel = "cuda_sm100a"}},
+                                   {"automatic", {.kernel = "cuda_sm100a", .deterministic = ATTUNE_ON}}};
+    static const dims some_dims[] = {{128, 128}, {64, 64}, {96, 96}, {72, 40}, {64, 128}};
+    static const uint32_t architectures[] = {100, 103};
+    attune_profile profile;
+    open_profile(&w, "b200", &profile);
+    const uint64_t all = COUNT(all_masks) * COUNT(all_scores) * COUNT(some_dims) * 4, first = test_seed() % all;
+    for (uint64_t i = 0; i < scaled(4) && i < all; i++) {
+        uint64_t n = (first + i) * 1009 % all;
+        if (!test_part(i))
+            continue;
+        profile.limits.architecture = architectures[n % 2], n /= 2;
+        entry e = {.back = true, .q_len = 2048, .dtype = all_dtypes[i % 2], .kv_heads = 2, .forced = &named[i / 2 % 2]};
+        e.mask = n % COUNT(all_masks), n /= COUNT(all_masks);
+        e.score = n % COUNT(all_scores), n /= COUNT(all_scores);
+        e.dims = some_dims[n % COUNT(some_dims)], n /= COUNT(some_dims);
+        e.gradients = n && e.score;
+        compile_one(&w, &profile, &e);
+    }
+    cr_assert_eq(w.misfits, 0);
+    close_workbench(&w);
+}
+
 /* The reader refuses damaged cubins. */
 Test(cuda_plans, the_reader_refuses_what_is_no_cubin)
 {

@@ -201,7 +201,7 @@ static const model_case hopper_faults[] = {
      .row = CASE_window,
      .dtype = ATTUNE_F16,
      .gradients = true,
-     .fault = "producer_backward_sm90.cuh|            bulk_wait_read();|",
+     .fault = "add_dq_backward_sm90.cuh|            bulk_wait_read();|",
      .report = "which a bulk addition read"},
     /* A consumer waits for the wrong phase of dQ's buffer. */
     {.architecture = "90",
@@ -255,10 +255,39 @@ static const model_case blackwell[] = {
     {.architecture = "100", .row = CASE_infinite_part, .dtype = ATTUNE_F16, .options = SM100},
 };
 
+#define SM100_ORDERED "{\"KERNEL\": \"cuda_sm100a\", \"DETERMINISTIC\": true}"
+#define BACKWARD(row_, dtype_, options_)                                                                               \
+    {                                                                                                                  \
+        .architecture = "100", .row = CASE_##row_, .dtype = ATTUNE_##dtype_, .gradients = true,                        \
+        .backward_options = options_                                                                                   \
+    }
+
+static const model_case blackwell_backward[] = {
+    BACKWARD(gqa_3, BF16, SM100),
+    BACKWARD(window, F16, SM100),
+    BACKWARD(softcap, F16, SM100),
+    BACKWARD(document_scattered, BF16, SM100),
+    BACKWARD(head_8, BF16, SM100_ORDERED),
+    BACKWARD(masked_rows, BF16, SM100),
+    BACKWARD(dense_128, F16, SM100),
+    BACKWARD(head_96, F16, SM100),
+    BACKWARD(causal_long_keys, F16, SM100_ORDERED),
+    BACKWARD(many_key_terms, F16, SM100),
+    BACKWARD(nan_hidden_partial, F16, SM100),
+    BACKWARD(kv_broadcast, BF16, SM100),
+    BACKWARD(head_mask, F16, SM100),
+    BACKWARD(alibi, BF16, SM100),
+    BACKWARD(relative_bias, BF16, SM100),
+    BACKWARD(half_bias, F16, SM100),
+    BACKWARD(alibi, F16, SM100_ORDERED),
+    BACKWARD(score_drops_rows, F16, SM100),
+    BACKWARD(relative_bias, F16, SM100_ORDERED),
+};
+
 static const model_case blackwell_faults[] = {
     /* The CTA ends before the commits that release stages have arrived. */
     {.architecture = "100",
-     .row = CASE_softcap,
+     .row = CASE_gqa_3,
      .dtype = ATTUNE_F16,
      .options = SM100,
      .fault = "config_forward_sm100.cuh|DRAINS = true|DRAINS = false",
@@ -381,6 +410,63 @@ static const model_case blackwell_faults[] = {
      .report = "tensor memory, which"},
 };
 
+#define BACKWARD_FAULT(row_, fault_, report_)                                                                          \
+    {                                                                                                                  \
+        .architecture = "100", .row = CASE_##row_, .dtype = ATTUNE_F16, .gradients = true, .backward_options = SM100,  \
+        .fault = "backward_sm100.cu|" fault_, .report = report_                                                        \
+    }
+
+static const model_case blackwell_backward_faults[] = {
+    /* P is multiplied before it is stored. */
+    BACKWARD_FAULT(window, "        wait_tensor(&c.p_full, m.phase);|", "of tensor memory, which"),
+    /* S is loaded before its products are complete. */
+    BACKWARD_FAULT(window, "    /* 4: P = exp(S - LSE) */\n    wait_tensor(&c.s_full, phase);|",
+                   "of tensor memory, which"),
+    /* dS is multiplied before it is stored. */
+    BACKWARD_FAULT(window, "        wait_tensor(&c.ds_full, m.phase);|", "which"),
+    /* The next S overwrites P before it has been multiplied. */
+    BACKWARD_FAULT(window, "        wait_tensor(&c.p_read, m.phase);|", "of tensor memory, which was read without"),
+    /* The next dP overwrites dS before it has been multiplied. */
+    BACKWARD_FAULT(window, "        if (!sm100::DQ_OVER_DP)\n            wait_tensor(&c.ds_read, m.phase);|",
+                   "of tensor memory, which was read without"),
+    /* dQ overwrites dS, whose place it takes, before that has been multiplied. */
+    BACKWARD_FAULT(dense_128,
+                   "        if (sm100::DQ_OVER_DP)\n            wait_tensor(&c.ds_read, m.phase);|        if "
+                   "(sm100::DQ_OVER_DP)\n            ;",
+                   "of tensor memory, which was read without"),
+    /* The next dQ overwrites one that has not been read. */
+    BACKWARD_FAULT(window,
+                   "            producer_acquire<&control::dq>(c.tiles, {0, m.phase ^ 1});\n            "
+                   "tmem_fence_after();\n        }\n        /* 7|        }\n        /* 7",
+                   "of tensor memory, which"),
+    /* dQ is loaded before its products are complete. */
+    BACKWARD_FAULT(window, "        wait_tensor(&c.tiles.dq.full[0], phase);|", "of tensor memory, which"),
+    /* dQ is overwritten in shared memory while its bulk addition reads it. */
+    BACKWARD_FAULT(window, "            if (row == 0)\n                bulk_wait_read();|",
+                   "which a bulk addition read"),
+    /* dK and dV are stored before their products are complete. */
+    BACKWARD_FAULT(window, "            wait_tensor(&c.sums_full, sums_phase);|            ;",
+                   "of tensor memory, which"),
+    /* dS is stored, and read by products, without a fence. */
+    BACKWARD_FAULT(window, "    fence_async();\n    release_stored(&c.ds_full);|    release_stored(&c.ds_full);",
+                   "without a fence of the asynchronous proxy"),
+    /* dS is stored without the swizzle that its descriptor has. */
+    BACKWARD_FAULT(window, "((first + i) ^ key % 8)|(first + i)", "error"),
+    /* dQ takes the keys of dS for its rows. */
+    BACKWARD_FAULT(window, "tcgen05_instruction(sm100::WIDTH_D, true, true)|tcgen05_instruction(sm100::WIDTH_D, true)",
+                   "error"),
+    /* dO is released to the producer while products read it. */
+    BACKWARD_FAULT(dense_128,
+                   "        tcgen05_commit(&c.tiles.outputs.empty[m.outputs.stage]);|        "
+                   "consumer_release_thread<&control::outputs>(c.tiles, m.outputs);",
+                   "of shared memory, which"),
+    /* Q is released to the producer while products read it. */
+    BACKWARD_FAULT(dense_128,
+                   "    tcgen05_commit(&m.c.tiles.queries.empty[stage]);|    "
+                   "consumer_release_thread<&control::queries>(m.c.tiles, {stage, 0});",
+                   "of shared memory, which"),
+};
+
 static void check_cases(const model_case *some, size_t first, size_t end)
 {
     for (size_t i = first; i < end; i++) {
@@ -443,9 +529,29 @@ Test(model, blackwell_heads_and_terms)
     check_cases(blackwell, 6, sizeof blackwell / sizeof blackwell[0]);
 }
 
+Test(model, blackwell_backward)
+{
+    check_cases(blackwell_backward, 0, 6);
+}
+
+Test(model, blackwell_backward_heads_and_lists)
+{
+    check_cases(blackwell_backward, 6, 13);
+}
+
+Test(model, blackwell_backward_captures)
+{
+    check_cases(blackwell_backward, 13, sizeof blackwell_backward / sizeof blackwell_backward[0]);
+}
+
 Test(model, blackwell_faults)
 {
     check_faults(blackwell_faults, sizeof blackwell_faults / sizeof blackwell_faults[0]);
+}
+
+Test(model, blackwell_backward_faults)
+{
+    check_faults(blackwell_backward_faults, sizeof blackwell_backward_faults / sizeof blackwell_backward_faults[0]);
 }
 
 Test(model, hopper_faults)

@@ -61,10 +61,11 @@ __device__ __forceinline__ u64 tcgen05_descriptor(u64 wgmma_descriptor)
     return wgmma_descriptor | 1ull << 46;
 }
 
-__device__ constexpr u32 tcgen05_instruction(int columns, bool b_n_major)
+__device__ constexpr u32 tcgen05_instruction(int columns, bool b_n_major, bool a_m_major = false)
 {
     const u32 type = config::DTYPE == ATTUNE_CUDA_BF16 ? 1 : 0;
-    return 1u << 4 | type << 7 | type << 10 | (b_n_major ? 1u : 0u) << 16 | (u32)columns / 8 << 17 | 128u / 16 << 24;
+    return 1u << 4 | type << 7 | type << 10 | (a_m_major ? 1u : 0u) << 15 | (b_n_major ? 1u : 0u) << 16 |
+           (u32)columns / 8 << 17 | 128u / 16 << 24;
 }
 
 __device__ __forceinline__ void tcgen05_ss(u32 d, u64 a, u64 b, u32 instruction, int add)

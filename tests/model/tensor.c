@@ -360,6 +360,11 @@ static uint32_t columns_of(const model_tcgen05 *m)
     return (m->instruction >> 17 & 63) * 8;
 }
 
+static bool a_m_major(const model_tcgen05 *m)
+{
+    return m->instruction >> 15 & 1;
+}
+
 /* "Shared memory descriptor" */
 static model_operand operand_of(uint64_t d, void *pc)
 {
@@ -373,7 +378,7 @@ static void check_instruction(const model_tcgen05 *m, void *pc)
 {
     const uint32_t i = m->instruction, n = columns_of(m);
     if ((i & 15) || (i >> 4 & 3) != 1 || (i >> 6 & 1) || (i >> 7 & 7) > 1 || (i >> 7 & 7) != (i >> 10 & 7) ||
-        (i >> 13 & 7) || (i >> 23 & 1) || i >> 29)
+        (i >> 13 & 3) || (i >> 23 & 1) || i >> 29)
         model_report(pc, "tcgen05's instruction descriptor 0x%08x is not of float32 sums of f16 or bf16", i);
     if ((i >> 24 & 31) != 8 || !n || n > 256 || n % 16)
         model_report(pc, "tcgen05.mma of %u x %u: the model has 128 rows, and columns are multiples of 16 up to 256",
@@ -406,9 +411,9 @@ void model_tcgen05_issue(const model_tcgen05 *m)
     model_operand_read(me->index / 32, &b, !(m->instruction >> 16 & 1), 0, (int)n, sequence, me->clock, &f, pc);
     if (!m->tensor_a) {
         const model_operand a = operand_of(m->descriptor_a, pc);
-        model_operand_read(me->index / 32, &a, true, 0, LANES, sequence, me->clock, &f, pc);
-    } else if (m->a >> 16) {
-        model_report(pc, "A of tcgen05.mma is at lane %u", m->a >> 16);
+        model_operand_read(me->index / 32, &a, !a_m_major(m), 0, LANES, sequence, me->clock, &f, pc);
+    } else if (m->a >> 16 || a_m_major(m)) {
+        model_report(pc, "A of tcgen05.mma in tensor memory is at lane %u, or M-major", m->a >> 16);
     }
     if (f.kind)
         model_report_finding(&f, "multiplies", pc);
@@ -478,7 +483,7 @@ static void multiply(const operation *o)
     for (uint32_t lane = 0; lane < LANES; lane++)
         for (int k = 0; k < 16; k++)
             a[lane][k] = m->tensor_a ? of_half_word(cells[lane][(m->a & 0xffff) + (uint32_t)k / 2].value, k % 2, brain)
-                                     : model_operand_element(&left, true, (int)lane, k, brain);
+                                     : model_operand_element(&left, !a_m_major(m), (int)lane, k, brain);
     for (uint32_t lane = 0; lane < LANES; lane++) {
         double sums[256];
         for (uint32_t i = 0; i < n; i++)

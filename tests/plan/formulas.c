@@ -87,9 +87,14 @@ static uint64_t sm90a(const attune_plan_choice *c, numbers x)
     return rows * x.d * 2 + x.stages * x.n * (x.d + x.dv) * 2 + up(272 + 56 * x.stages, 128) + words;
 }
 
-static uint64_t sm100a(numbers x)
+static uint64_t sm100a(const attune_plan_choice *c, numbers x)
 {
     x.d = up(x.d, 64), x.dv = up(x.dv, 64);
+    if (c->direction == ATTUNE_BACKWARD) {
+        const bool narrow = x.d == 64 && x.dv == 64;
+        return 2 * (x.n1 * (x.d + x.dv) + x.m1 * (x.stages * x.d + (narrow ? x.stages : 1) * x.dv + x.n1)) +
+               x.m1 * (narrow ? 64 : 32) * 4 + x.stages * x.m1 * 8 + 512;
+    }
     const uint64_t rows = (x.d > 64 || x.dv > 64 ? 1 : 2) * x.m;
     const uint64_t words = x.words ? up(x.stages * (16 + x.words * x.n * 4), 128) : 0;
     return rows * x.d * 2 + x.stages * x.n * (x.d + x.dv) * 2 + up(336 + 56 * x.stages, 128) + words;
@@ -180,7 +185,7 @@ uint64_t formula_bytes(const attune_limits *limits, const attune_problem *proble
     if (!strcmp(c->kernel, "cuda_sm90a"))
         return sm90a(c, x);
     if (!strcmp(c->kernel, "cuda_sm100a"))
-        return sm100a(x);
+        return sm100a(c, x);
     if (!strcmp(c->kernel, "vulkan_lanes"))
         return 0;
     if (!strcmp(c->kernel, "opencl_lanes")) { /* inner rows that are converted once, or an array without content */

@@ -1,0 +1,588 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The backward pass for Blackwell data-centre GPUs: TMA, mbarriers, tcgen05 and tensor memory, after FlashAttention-4.
+ * attune_delta runs before it. It has run under the model (docs/model.md), and never on hardware.
+ *
+ * A CTA computes dK and dV of one tile of 128 keys at a time, over all queries of all heads that attend to it, in tiles
+ * of 128 rows. The stages are those of backward_sm90.cu:
+ *
+ *     1  load K V; for each query tile: load Q dO, LSE, delta       produce (producer_backward_sm90.cuh)
+ *     2  S^T = K Q^T                                                multiply
+ *     3  dP^T = V dO^T                                              multiply
+ *     4  P = exp(S - LSE)                                           compute
+ *     5  dS = P * (dP - delta)                                      compute
+ *     6  dV += P dO                                                 multiply
+ *     7  dQ += dS^T K                                               multiply, add_dq
+ *     8  dK += dS Q                                                 multiply
+ *     9  store dK dV                                                store_dk_dv
+ *    10  scale and round dQ                                         round_dq (dq_backward_sm90.cuh)
+ *
+ * S, dP, dK, dV and dQ are in tensor memory, with a key, or of dQ a row, for each lane. P takes the place of S, and dS
+ * that of dP: each is the left operand of a product from there. For dQ, dS is stored to shared memory, too. Where
+ * tensor memory is full, dQ takes the place of dP and dS.
+ */
+#include "config_backward_sm100.cuh" /* before the headers that read it */
+
+#include "dq_backward_sm90.cuh"
+#include "ordered_sums.cuh"
+#include "producer_backward_sm90.cuh"
+#include "rows_sm100.cuh"
+#include "scores_backward_sm90.cuh"
+
+/* Barriers between the thread that issues products and the warps that compute. The _full ones say that a product, P or
+ * dS is there; p_read and ds_read that products have read them. sums: of dK and dV; dQ has `dq` of the control. */
+struct sm100_control {
+    control tiles;
+    u64 s_full, p_full, p_read, dp_full, ds_full, ds_read;
+    u64 sums_full;
+    u32 tmem; /* the address of the allocated columns */
+};
+static_assert(sizeof(sm100_control) <= sm100::CONTROL_BYTES);
+
+/* --------------------------------------------------------------------------------------------------------- products */
+
+/* The descriptors are computed where they are used: those of all steps would not fit the registers of the thread. */
+
+/* 2, 3: S^T = K Q^T or dP^T = V dO^T: [keys][rows]. */
+template <int STEPS> __device__ __forceinline__ void multiply_s_dp(u32 s, u32 keys, u32 rows)
+{
+    make_opaque(keys);
+    make_opaque(rows);
+    u64 left = tcgen05_descriptor(describe_k_major(keys)), right = tcgen05_descriptor(describe_k_major(rows));
+#pragma unroll
+    for (int step = 0; step < STEPS; step++)
+        tcgen05_ss(s, left + (step / 4 * sm100::KEY_SLAB + step % 4 * 32) / 16,
+                   right + (step / 4 * sm100::ROW_SLAB + step % 4 * 32) / 16, tcgen05_instruction(BLOCK_M, false),
+                   step);
+}
+
+/* 6, 8: dV += P dO or dK += dS Q. Each warp group has stored P or dS in its own half of the columns of S or dP. */
+template <int WIDTH> __device__ __forceinline__ void multiply_dk_dv(u32 sum, u32 p, u32 rows, bool first)
+{
+    make_opaque(rows);
+    u64 right = tcgen05_descriptor(describe_n_major(rows, sm100::ROW_SLAB));
+#pragma unroll
+    for (int step = 0; step < sm100::STEPS_M; step++)
+        tcgen05_ts(sum, p + step / 4 * sm100::GROUP_M + step % 4 * 8, right + step * (16 * 128 / 16),
+                   tcgen05_instruction(WIDTH, true), step || !first);
+}
+
+/* 7: dQ = dS^T K: [rows][D]. In shared memory dS has a slab of 64 rows of each key. */
+__device__ __forceinline__ void multiply_dq(u32 dq, u32 ds, u32 keys)
+{
+    make_opaque(ds);
+    make_opaque(keys);
+    u64 left = tcgen05_descriptor(describe_n_major(ds, sm100::KEY_SLAB)),
+        right = tcgen05_descriptor(describe_n_major(keys, sm100::KEY_SLAB));
+#pragma unroll
+    for (int step = 0; step < sm100::STEPS_N; step++)
+        tcgen05_ss(dq, left + step * (16 * 128 / 16), right + step * (16 * 128 / 16),
+                   tcgen05_instruction(sm100::WIDTH_D, true, true), step);
+}
+
+/* A barrier that says something of tensor memory. */
+__device__ __forceinline__ void wait_tensor(u64 *barrier, u32 phase)
+{
+    barrier_wait(barrier, phase);
+    tmem_fence_after();
+}
+
+/* The thread that issues the products. `phase` is that of all barriers that complete once in each query tile. */
+struct products {
+    sm100_control &c;
+    u32 memory;
+    pipeline_state queries, outputs;
+    u32 phase;
+};
+
+__device__ __forceinline__ u32 q_tile(const products &m, u32 stage)
+{
+    return m.memory + sm100::Q_OFFSET + stage * sm100::Q_BYTES;
+}
+
+__device__ __forceinline__ u32 do_tile(const products &m)
+{
+    return m.memory + sm100::DO_OFFSET + m.outputs.stage * sm100::DO_BYTES;
+}
+
+/* 2: S^T of the query tile of `queries`. P of the tile before has been read. */
+__device__ __forceinline__ void multiply_s(products &m)
+{
+    multiply_s_dp<sm100::STEPS_D>(m.c.tmem, m.memory, q_tile(m, m.queries.stage));
+    tcgen05_commit(&m.c.s_full);
+}
+
+/* 3: dP^T. dS of the tile before has been read; so must have been dQ, if it has taken its place. */
+__device__ __forceinline__ void multiply_dp(products &m)
+{
+    consumer_wait<&control::outputs>(m.c.tiles, m.outputs);
+    if (sm100::DQ_OVER_DP) {
+        producer_acquire<&control::dq>(m.c.tiles, {0, m.phase ^ 1});
+        tmem_fence_after();
+    }
+    multiply_s_dp<sm100::STEPS_DV>(m.c.tmem + sm100::DP_COLUMN, m.memory + sm100::K_BYTES, do_tile(m));
+    tcgen05_commit(&m.c.dp_full);
+}
+
+/* The descriptor of the next query tile. */
+__device__ __forceinline__ int next_flags(products &m)
+{
+    advance(m.queries);
+    consumer_wait<&control::queries>(m.c.tiles, m.queries);
+    return m.c.tiles.descs[m.queries.stage].flags;
+}
+
+/* Releases a query tile's Q, LSE and delta once the products that were issued have read it. */
+__device__ __forceinline__ void release_queries(products &m, u32 stage)
+{
+    tcgen05_commit(&m.c.tiles.queries.empty[stage]);
+    consumer_release_thread<&control::queries>(m.c.tiles, {stage, 0});
+}
+
+/* The products of a tile of keys, from its first query tile on, which `queries` has, to its TILE_END. */
+__device__ __forceinline__ void multiply_key_tile(products &m)
+{
+    sm100_control &c = m.c;
+    multiply_s(m);
+    multiply_dp(m);
+    for (bool first = true, more = true; more; first = false) {
+        u32 stage = m.queries.stage;
+        wait_tensor(&c.p_full, m.phase);
+        /* 6: dV += P dO. The warps that stored P have stored dK and dV of the tile of keys before. */
+        multiply_dk_dv<sm100::WIDTH_DV>(c.tmem + sm100::DV_COLUMN, c.tmem, do_tile(m), first);
+        tcgen05_commit(&c.p_read);
+        tcgen05_commit(&c.tiles.outputs.empty[m.outputs.stage]);
+        more = !(next_flags(m) & TILE_END);
+        wait_tensor(&c.p_read, m.phase);
+        if (more) /* 2: it runs while dS of this tile is computed */
+            multiply_s(m);
+        wait_tensor(&c.ds_full, m.phase);
+        /* 8: dK += dS Q */
+        multiply_dk_dv<sm100::WIDTH_D>(c.tmem + sm100::DK_COLUMN, c.tmem + sm100::DP_COLUMN, q_tile(m, stage), first);
+        tcgen05_commit(&c.ds_read);
+        release_queries(m, stage);
+        if (sm100::DQ_OVER_DP)
+            wait_tensor(&c.ds_read, m.phase);
+        else { /* dQ of the tile before has been read */
+            producer_acquire<&control::dq>(c.tiles, {0, m.phase ^ 1});
+            tmem_fence_after();
+        }
+        /* 7: dQ = dS^T K */
+        multiply_dq(c.tmem + sm100::DQ_COLUMN, m.memory + sm100::DS_OFFSET, m.memory);
+        tcgen05_commit(&c.tiles.dq.full[0]);
+        if (!sm100::DQ_OVER_DP)
+            wait_tensor(&c.ds_read, m.phase);
+        m.phase ^= 1;
+        advance<sm100::DO_STAGES>(m.outputs);
+        if (more)
+            multiply_dp(m);
+    }
+    tcgen05_commit(&c.sums_full);
+}
+
+__device__ __forceinline__ void multiply(sm100_control &c, u32 memory)
+{
+    products m = {c, memory, {0, 0}, {0, 0}, 0};
+    for (u32 tiles_done = 0;; tiles_done++) {
+        consumer_wait<&control::queries>(c.tiles, m.queries);
+        int flags = c.tiles.descs[m.queries.stage].flags;
+        if (flags & TILE_STOP)
+            break;
+        /* 1: wait for K and V */
+        consumer_wait<&control::keys>(c.tiles, {0, tiles_done & 1});
+        if (!(flags & TILE_END))
+            multiply_key_tile(m);
+        tcgen05_commit(&c.tiles.keys.empty[0]);
+        release_queries(m, m.queries.stage); /* of TILE_END */
+        advance(m.queries);
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------------- P and dS
+ */
+
+/* The thread's scores i to i + COUNT - 1. */
+template <int COUNT> __device__ __forceinline__ void load_scores(float (&x)[COUNT], u32 from)
+{
+    u32 w[COUNT / 32][32];
+#pragma unroll
+    for (int i = 0; i < COUNT / 32; i++)
+        tmem_load(w[i], from + i * 32);
+#pragma unroll
+    for (int i = 0; i < COUNT / 32; i++)
+        tmem_wait_load(w[i]);
+#pragma unroll
+    for (int i = 0; i < COUNT; i++)
+        x[i] = __uint_as_float(w[i / 32][i % 32]);
+}
+
+/* P or dS, in 16 bits, in the first half of the columns of the warp group's S or dP. */
+__device__ __forceinline__ void store_p_ds(u32 to, const u32 (&p)[sm100::P_STEPS][4])
+{
+#pragma unroll
+    for (int part = 0; part < sm100::P_STEPS / 4; part++) { /* 32 rows */
+        u32 w[16];
+#pragma unroll
+        for (int i = 0; i < 16; i++)
+            w[i] = p[part * 4 + i / 4][i % 4];
+        tmem_store(to + part * 16, w);
+    }
+}
+
+/* dS to shared memory: of a slab of 64 rows, the thread's key, from the rows of the 16 bytes `first` on. */
+__device__ __forceinline__ void share_ds(u32 slab, int key, int first, const u32 (&ds)[sm100::P_STEPS][4])
+{
+#pragma unroll
+    for (int i = 0; i < sm100::P_STEPS; i++)
+        store_shared_4(slab + (u32)(key * 128 + ((first + i) ^ key % 8) * 16), ds[i][0], ds[i][1], ds[i][2], ds[i][3]);
+}
+
+/* The first chunk becomes the last. */
+template <int CHUNKS> __device__ __forceinline__ void rotate(float (&s)[CHUNKS][sm100::S_FRAGMENT])
+{
+    if constexpr (CHUNKS == 2)
+#pragma unroll
+        for (int i = 0; i < sm100::S_FRAGMENT; i++) {
+            float x = s[0][i];
+            s[0][i] = s[1][i];
+            s[1][i] = x;
+        }
+}
+
+/* 9: stores a key's row of dK or dV. none: no query attends to the tile of keys. */
+template <int COLUMNS>
+__device__ __forceinline__ void store_sums(const attune_cuda_view &v, u32 from, int b, int h, int kv, int rows,
+                                           float factor, bool none, bool &finite)
+{
+    element *to = (element *)v.address + b * v.batch + h * v.head + kv * v.row;
+    bool wide = view_aligned(v);
+    float nan_if_non_finite = 0.0f;
+#pragma unroll 1
+    for (int column = 0; column < COLUMNS; column += 16) {
+        float x[16];
+#pragma unroll
+        for (int i = 0; i < 16; i++)
+            x[i] = 0.0f;
+        if (!none)
+            load_columns(x, from + (u32)column);
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            nan_if_non_finite = __fmaf_rn(x[i], 0.0f, nan_if_non_finite);
+            x[i] *= factor;
+        }
+        if (kv < rows)
+            store_columns<COLUMNS>(to, x, column, wide);
+        __syncwarp();
+    }
+    finite = kv >= rows || nan_if_non_finite == 0.0f;
+}
+
+/* 9: the first warp group stores dK, the second one dV. */
+__device__ __forceinline__ void store_dk_dv(const attune_cuda_arguments &a, const attune_cuda_backward &g, u32 lanes,
+                                            int tile, int group, int key, bool none)
+{
+    key_tile at = key_tile_of(a, g, tile);
+    bool finite;
+    if (group == 0)
+        store_sums<HEAD_DIM>(g.d_k, lanes + sm100::DK_COLUMN, at.b, at.h_kv, at.kv + key, a.kv_len, a.scale, none,
+                             finite);
+    else
+        store_sums<HEAD_DIM_V>(g.d_v, lanes + sm100::DV_COLUMN, at.b, at.h_kv, at.kv + key, a.kv_len, 1.0f, none,
+                               finite);
+    if (!finite)
+        *(volatile int *)g.redo = 1;
+}
+
+/* What a thread computes: its warp group, its key in the tile and in all, and its columns of S and dP. */
+struct thread_place {
+    int group, key, kv;
+    u32 s, d_p;
+};
+
+/* P, or dS, of a chunk is stored: the products may read it once all warps have arrived. */
+__device__ __forceinline__ void store_p(const thread_place &at, int chunk, const u32 (&p)[sm100::P_STEPS][4])
+{
+    __syncwarp(); /* rows may differ in their masks, and the accesses to tensor memory are collective */
+    store_p_ds(at.s + (u32)(chunk * sm100::S_FRAGMENT / 2), p);
+}
+
+__device__ __forceinline__ void store_ds(const thread_place &at, u32 memory, int chunk,
+                                         const u32 (&d_s)[sm100::P_STEPS][4])
+{
+    __syncwarp();
+    store_p_ds(at.d_p + (u32)(chunk * sm100::S_FRAGMENT / 2), d_s);
+    share_ds(memory + sm100::DS_OFFSET + (u32)at.group * sm100::KEY_SLAB, at.key, chunk * sm100::P_STEPS, d_s);
+}
+
+__device__ __forceinline__ void release_stored(u64 *full)
+{
+    tmem_wait_store();
+    tmem_fence_before();
+    warp_arrive(full);
+}
+
+/* A chunk of a query tile's rows: its descriptor, the place of its LSE and delta, and the origin of its pairs. */
+__device__ __forceinline__ tile_desc chunk_desc(const tile_desc &desc, int chunk)
+{
+    tile_desc part = desc;
+    part.q += chunk * sm100::S_FRAGMENT;
+    return part;
+}
+
+__device__ __forceinline__ u32 chunk_rows(const thread_place &at, u32 memory, u32 stage, int chunk)
+{
+    return memory + stage * sm100::ROW_BYTES + (u32)((at.group * sm100::GROUP_M + chunk * sm100::S_FRAGMENT) * 4);
+}
+
+__device__ __forceinline__ pair_origin chunk_pairs(const attune_cuda_arguments &a, const attune_cuda_backward &g,
+                                                   const thread_place &at, const tile_desc &part)
+{
+    return {a, g, part.b, part.h, part.q + sm100::group_row(), at.kv};
+}
+
+/* 4 and 5, one after the other: dV += P dO, and before it the products of the query tile before, run under dS. */
+__device__ __forceinline__ void compute_apart(const attune_cuda_arguments &a, const attune_cuda_backward &g,
+                                              sm100_control &c, u32 memory, const thread_place &at,
+                                              const tile_desc &desc, u32 stage, u32 phase)
+{
+    float factor = HAVE_SCORE ? ATTUNE_LOG2E : a.scale * ATTUNE_LOG2E;
+    /* S of all chunks, the present one last; then P times the derivative of the score, the present one first. They
+     * rotate, so that indices are constants in a loop that is not unrolled. */
+    float s[sm100::S_CHUNKS][sm100::S_FRAGMENT];
+    /* 4: P = exp(S - LSE) */
+    wait_tensor(&c.s_full, phase);
+#pragma unroll 1
+    for (int chunk = 0; chunk < sm100::S_CHUNKS; chunk++) {
+        u32 p[sm100::P_STEPS][4];
+        rotate(s);
+        load_scores(s[sm100::S_CHUNKS - 1], at.s + (u32)(chunk * sm100::S_FRAGMENT));
+        compute_p(s[sm100::S_CHUNKS - 1], p, a, chunk_desc(desc, chunk), at.kv,
+                  chunk_rows(at, memory, stage, chunk) + sm100::LSE_OFFSET, factor);
+        store_p(at, chunk, p);
+    }
+    release_stored(&c.p_full);
+    /* 5: dS = P * (dP - delta) */
+    wait_tensor(&c.dp_full, phase);
+#pragma unroll 1
+    for (int chunk = 0; chunk < sm100::S_CHUNKS; chunk++) {
+        float d_p[sm100::S_FRAGMENT];
+        u32 d_s[sm100::P_STEPS][4];
+        capture_sums<sm100::S_FRAGMENT> sums;
+        pair_origin t = chunk_pairs(a, g, at, chunk_desc(desc, chunk));
+        clear_sums(sums);
+        load_scores(d_p, at.d_p + (u32)(chunk * sm100::S_FRAGMENT));
+        compute_ds(s[0], d_p, d_s, sums, t, chunk_rows(at, memory, stage, chunk) + sm100::DELTA_OFFSET);
+        store_ds(at, memory, chunk, d_s);
+        add_capture_gradients(sums, t, memory);
+        rotate(s);
+    }
+    fence_async();
+    release_stored(&c.ds_full);
+}
+
+/* 4 and 5 in one pass, for gradients of captures that depend on the score. */
+__device__ __forceinline__ void compute_fused(const attune_cuda_arguments &a, const attune_cuda_backward &g,
+                                              sm100_control &c, u32 memory, const thread_place &at,
+                                              const tile_desc &desc, u32 stage, u32 phase)
+{
+    wait_tensor(&c.s_full, phase);
+    wait_tensor(&c.dp_full, phase);
+#pragma unroll 1
+    for (int chunk = 0; chunk < sm100::S_CHUNKS; chunk++) {
+        float s[sm100::S_FRAGMENT], d_p[sm100::S_FRAGMENT];
+        u32 p[sm100::P_STEPS][4], d_s[sm100::P_STEPS][4];
+        u32 rows = chunk_rows(at, memory, stage, chunk);
+        capture_sums<sm100::S_FRAGMENT> sums;
+        tile_desc part = chunk_desc(desc, chunk);
+        pair_origin t = chunk_pairs(a, g, at, part);
+        clear_sums(sums);
+        load_scores(s, at.s + (u32)(chunk * sm100::S_FRAGMENT));
+        load_scores(d_p, at.d_p + (u32)(chunk * sm100::S_FRAGMENT));
+        compute_p_ds(s, d_p, p, d_s, sums, t, part, rows + sm100::LSE_OFFSET, rows + sm100::DELTA_OFFSET, 0);
+        store_p(at, chunk, p);
+        store_ds(at, memory, chunk, d_s);
+        add_capture_gradients(sums, t, memory);
+    }
+    release_stored(&c.p_full);
+    fence_async();
+    release_stored(&c.ds_full);
+}
+
+__device__ __forceinline__ void compute(const attune_cuda_arguments &a, const attune_cuda_backward &g, sm100_control &c,
+                                        u32 memory)
+{
+    int group = (int)threadIdx.x / 128 - sm100::GROUPS, key = (int)threadIdx.x % 128;
+    group = __shfl_sync(0xffffffffu, group, 0); /* uniform in a warp, which the compiler now knows */
+    u32 lanes = c.tmem + ((u32)(key / 32 * 32) << 16), s = lanes + (u32)(group * sm100::GROUP_M);
+    thread_place at = {group, key, 0, s, s + sm100::DP_COLUMN};
+    clear_head_sums(memory);
+    pipeline_state pipe = {0, 0};
+    u32 phase = 0, sums_phase = 0;
+    for (u32 tiles_done = 0;; tiles_done++) {
+        consumer_wait<&control::queries>(c.tiles, pipe);
+        tile_desc desc = c.tiles.descs[pipe.stage];
+        if (desc.flags & TILE_STOP)
+            break;
+        bool none = desc.flags & TILE_END;
+        consumer_wait<&control::keys>(c.tiles, {0, tiles_done & 1});
+        at.kv = c.tiles.kv + key;
+        consumer_release<&control::keys>(c.tiles, {0, 0});
+        while (!(desc.flags & TILE_END)) {
+            if constexpr (sm100::FUSED_GRADIENTS)
+                compute_fused(a, g, c, memory, at, desc, pipe.stage, phase);
+            else
+                compute_apart(a, g, c, memory, at, desc, pipe.stage, phase);
+            consumer_release_converged<&control::queries>(c.tiles, pipe);
+            advance(pipe);
+            consumer_wait<&control::queries>(c.tiles, pipe);
+            tile_desc next = c.tiles.descs[pipe.stage];
+            if constexpr (sm100::HAVE_CAPTURE_GRADIENTS)
+                if (next.flags & TILE_END || next.h != desc.h || next.b != desc.b) /* the head's last rows */
+                    flush_head_sums({a, g, desc.b, desc.h, 0, at.kv}, memory);
+            desc = next;
+            phase ^= 1;
+        }
+        consumer_release<&control::queries>(c.tiles, pipe);
+        advance(pipe);
+        /* 9: store dK and dV */
+        if (!none)
+            wait_tensor(&c.sums_full, sums_phase);
+        store_dk_dv(a, g, lanes, desc.q, group, key, none);
+        sums_phase ^= !none;
+    }
+}
+
+/* ---------------------------------------------------------------------------------------------------------------- dQ
+ */
+
+/* 7: dQ += dS^T K in global memory: a warp group loads dQ from tensor memory, a row for each thread, and stores it to
+ * shared memory, a part of its columns at a time, from where the first thread adds it by bulk reductions. */
+__device__ __forceinline__ void add_dq(const attune_cuda_arguments &a, const attune_cuda_backward &g, sm100_control &c,
+                                       u32 memory)
+{
+    int row = (int)threadIdx.x % 128;
+    u32 dq = c.tmem + ((u32)(row / 32 * 32) << 16) + sm100::DQ_COLUMN, buffer = memory + sm100::DQ_OFFSET;
+    bool first_warp = __shfl_sync(0xffffffffu, row / 32, 0) == 0;
+    pipeline_state pipe = {0, 0};
+    u32 phase = 0;
+    for (;; advance(pipe)) {
+        consumer_wait<&control::queries>(c.tiles, pipe);
+        tile_desc desc = c.tiles.descs[pipe.stage];
+        if (desc.flags & TILE_STOP)
+            break;
+        consumer_release<&control::queries>(c.tiles, pipe);
+        if (desc.flags & TILE_END) {
+            if (row == 0)
+                count_bulk_additions(a, g, desc.q);
+            continue;
+        }
+        i64 at = workspace_row(a, g, desc.b, desc.h, desc.q);
+        float *to = dq_sums_of(g, at, 0);
+        int tile = desc.flags / TILE_KEYS;
+        u32 *word = (u32 *)g.order_counts + at / BLOCK_M;
+        if (sm100::ORDERED && first_warp)
+            order_wait(a, desc.b, desc.h, desc.q, tile, word);
+        wait_tensor(&c.tiles.dq.full[0], phase);
+#pragma unroll 1
+        for (int part = 0; part < sm100::WIDTH_D; part += sm100::DQ_PART) {
+            int end = min(part + sm100::DQ_PART, sm100::WIDTH_D);
+            if (row == 0)
+                bulk_wait_read();
+            named_sync<BARRIER_DQ, 128>();
+#pragma unroll 1
+            for (int column = part; column < end; column += 16) {
+                float x[16];
+                load_columns(x, dq + (u32)column);
+#pragma unroll
+                for (int i = 0; i < 16; i += 4)
+                    store_shared_4(buffer + (u32)(((column - part + i) / 4 * BLOCK_M + row) * 16), x[i], x[i + 1],
+                                   x[i + 2], x[i + 3]);
+            }
+            if (end == sm100::WIDTH_D) {
+                tmem_fence_before();
+                warp_arrive(&c.tiles.dq.empty[0]);
+            }
+            fence_async();
+            named_sync<BARRIER_DQ, 128>();
+            if (row == 0)
+                bulk_add(to + part * BLOCK_M, buffer, (u32)((end - part) * BLOCK_M * 4));
+        }
+        if (sm100::ORDERED && row == 0)
+            order_release(word, tile);
+        phase ^= 1;
+    }
+    if (row == 0)
+        bulk_wait();
+}
+
+/* ----------------------------------------------------------------------------------------------------------- kernel */
+
+__device__ __forceinline__ void init_barriers(sm100_control &c)
+{
+    /* A warp arrives ARRIVALS times. The thread that issues products arrives itself, for what it has read of the
+     * descriptors, and by a commit, for what the products read. */
+    constexpr int COMPUTE = sm100::COMPUTE_WARPS * ARRIVALS, ADD = 4 * ARRIVALS;
+    pipeline_init<&control::keys>(c.tiles, 0, 1, COMPUTE + 1);
+    for (int i = 0; i < STAGES; i++)
+        pipeline_init<&control::queries>(c.tiles, i, 1, COMPUTE + ADD + 2);
+    for (int i = 0; i < sm100::DO_STAGES; i++)
+        pipeline_init<&control::outputs>(c.tiles, i, 1, 1);
+    pipeline_init<&control::dq>(c.tiles, 0, 1, ADD);
+    c.tiles.loaded = 0;
+    barrier_init(&c.s_full, 1);
+    barrier_init(&c.p_full, COMPUTE);
+    barrier_init(&c.p_read, 1);
+    barrier_init(&c.dp_full, 1);
+    barrier_init(&c.ds_full, COMPUTE);
+    barrier_init(&c.ds_read, 1);
+    barrier_init(&c.sums_full, 1);
+    fence_barrier_init();
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    attune_backward_sm100(const __grid_constant__ attune_cuda_arguments a,
+                          const __grid_constant__ attune_cuda_backward g, const __grid_constant__ tensor_map q_map,
+                          const __grid_constant__ tensor_map k_map, const __grid_constant__ tensor_map v_map,
+                          const __grid_constant__ tensor_map do_map)
+{
+    extern __shared__ __align__(1024) unsigned char memory[];
+    /* The warps that access tensor memory, and the one that frees it. */
+    constexpr int USERS = (sm100::COMPUTE_WARPS + 4 + 1) * 32;
+    sm100_control &c = *(sm100_control *)(memory + sm100::CONTROL_OFFSET);
+    int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0);
+    if (threadIdx.x == 0)
+        init_barriers(c);
+    if (warp == sm100::MMA_WARP) {
+        tmem_allocate<sm100::TMEM_COLUMNS>(shared_address(&c.tmem));
+        tmem_relinquish();
+    }
+    tmem_fence_before();
+    __syncthreads();
+    tmem_fence_after();
+    if (warp < 4) {
+        registers_release<sm100::OTHER_REGISTERS>();
+        if (threadIdx.x == 0)
+            produce(a, g, c.tiles, shared_address(memory), &q_map, &k_map, &v_map, &do_map);
+        if (warp == sm100::MMA_WARP) {
+            if (threadIdx.x == sm100::MMA_WARP * 32)
+                multiply(c, shared_address(memory));
+            __syncwarp();
+            named_sync<BARRIER_TMEM, USERS>();
+            tmem_fence_after();
+            tmem_free<sm100::TMEM_COLUMNS>(c.tmem);
+        } else if (warp > sm100::MMA_WARP)
+            round_dq<1>(a, g);
+    } else if (warp < 8) {
+        registers_release<sm100::OTHER_REGISTERS>();
+        add_dq(a, g, c, shared_address(memory));
+        tmem_fence_before();
+        named_arrive<USERS>(BARRIER_TMEM);
+        round_dq<2>(a, g);
+    } else {
+        registers_take<sm100::COMPUTE_REGISTERS>();
+        compute(a, g, c, shared_address(memory));
+        tmem_fence_before();
+        named_arrive<USERS>(BARRIER_TMEM);
+        round_dq<4>(a, g);
+    }
+}
