@@ -200,7 +200,8 @@ typedef struct attune__found {
 /* Searches the families. decision may be NULL; otherwise rejections are added to it. */
 void attune__search_run(const attune__search *search, attune__decision *decision, attune__found *found);
 /* NULL if the cost is within the limits; else the text "needs N bytes of shared memory, the device has M" in `why`. */
-const char *attune__cost_exceeds(const attune_limits *limits, const attune__cost *cost, char *why, size_t size);
+const char *attune__cost_exceeds(const attune__family *family, const attune_limits *limits, const attune__cost *cost,
+                                 char *why, size_t size);
 /* Sets the thread's error from a failed search, with the nearest values that work. */
 attune_status attune__search_fail(const attune__search *search, const attune__found *found);
 

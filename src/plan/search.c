@@ -25,14 +25,15 @@ static void reject(attune__decision *decision, const attune__family *family, con
     snprintf(r->why, sizeof r->why, "%.159s", why);
 }
 
-const char *attune__cost_exceeds(const attune_limits *limits, const attune__cost *cost, char *why, size_t size)
+const char *attune__cost_exceeds(const attune__family *family, const attune_limits *limits, const attune__cost *cost,
+                                 char *why, size_t size)
 {
     uint64_t registers = cost->launched_registers ? cost->launched_registers : cost->registers;
     uint64_t all = (registers + 7) / 8 * 8 * attune__round_up(cost->invocations, 32);
     if (cost->invocations > limits->workgroup_invocations)
         snprintf(why, size, "needs %u invocations, the device has %u", cost->invocations,
                  limits->workgroup_invocations);
-    else if (cost->shared > limits->shared_memory && limits->backend != ATTUNE_BACKEND_CPU)
+    else if (cost->shared > limits->shared_memory && !family->cache)
         snprintf(why, size, "needs %llu bytes of shared memory, the device has %u", (unsigned long long)cost->shared,
                  limits->shared_memory);
     else if (limits->registers_per_thread && cost->registers > limits->registers_per_thread)
@@ -104,7 +105,7 @@ static const char *consider(trial *t, const attune__tile *tile, char *why, size_
     attune__cost cost = t->family->cost(t->search, tile);
     if (t->smallest.outcome != ATTUNE__TOO_BIG || cost.shared < t->smallest.cost.shared)
         t->smallest = (attune__found){ATTUNE__TOO_BIG, t->family, *tile, cost, ATTUNE__OPTION_COUNT, ""};
-    const char *exceeds = attune__cost_exceeds(t->search->limits, &cost, why, size);
+    const char *exceeds = attune__cost_exceeds(t->family, t->search->limits, &cost, why, size);
     uint32_t cache = t->search->limits->shared_memory ? t->search->limits->shared_memory : 256 * 1024;
     if (!exceeds && t->family->cache && cost.shared > cache) {
         snprintf(why, size, "%llu bytes are more than the cache of %u", (unsigned long long)cost.shared, cache);

@@ -120,7 +120,7 @@ static attune_status too_big(const attune__search *search, const attune__found *
 {
     char tile[160], exceeds[160] = "", text[256];
     attune__tile_print(&found->tile, tile, sizeof tile);
-    attune__cost_exceeds(search->limits, &found->cost, exceeds, sizeof exceeds);
+    attune__cost_exceeds(found->family, search->limits, &found->cost, exceeds, sizeof exceeds);
     attune__text cures = attune__text_begin(text, sizeof text);
     uint32_t first = ATTUNE__OPTION_COUNT, blamed = ATTUNE__OPTION_COUNT;
     for (uint32_t i = 0; i <= ATTUNE__NUM_WARPS; i++) {
