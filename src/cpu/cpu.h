@@ -8,6 +8,7 @@
  *     serving.c   sequences and pages of a cache    cache_tmpl.h      its keys in a tile
  *     append.c    new rows of a cache
  *     mask.c      masks computed from a tensor      partial_tmpl.h    its partial tiles
+ *                                                   kept_tmpl.h       bits of a mask that heads share
  *                                                   backward*         likewise for the backward pass
  *                                                   matrix.h          a tile of 16-bit matrices
  *     merge.c     merging                           block_iterator.h  the tiles of a row of blocks
@@ -92,7 +93,8 @@ typedef struct attune__cpu_run {
     int64_t q_block, q_chunks; /* chunks of q_step rows never cross a block of q_block */
     uint32_t splits;           /* parts of the keys, with an item each */
     int64_t items;
-    char *parts; /* splits > 1: partial results: o of each row and split, then m and l (attune__split_size) */
+    int64_t adjacent; /* items that a thread takes together */
+    char *parts;      /* splits > 1: partial results: o of each row and split, then m and l (attune__split_size) */
     char *ml;
     char *scratch; /* of thread 0; the others follow */
     size_t scratch_bytes;

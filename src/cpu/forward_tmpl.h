@@ -23,6 +23,7 @@ typedef struct state {
     REAL *valid;      /* of each row: 1 if any pair was allowed */
     uint8_t *allowed; /* of one row of a tile */
     uint16_t *bits;   /* of all rows of a partial tile: ldb words each */
+    uint32_t *pairs;  /* and their number; UNKNOWN_PAIRS = bits are not evaluated yet */
     uint16_t *at;     /* columns of one row */
     void *expr;
     /* Serving: */
@@ -33,6 +34,8 @@ typedef struct state {
     REAL *sum_m, *sum_l, *sum_valid;
     size_t ldq, lds, ldo, ldb;
 } state;
+
+#define UNKNOWN_PAIRS UINT32_MAX
 
 /* Rows r = 0 ... heads * queries - 1 are (h0 + r / queries, q0 + r % queries). */
 typedef struct item {
@@ -321,6 +324,7 @@ static void load_q_once(const attune__cpu_run *run, const item *it, const state 
 }
 
 #include "cpu/partial_tmpl.h"
+#include "cpu/kept_tmpl.h"
 
 #ifdef MATRIX
 #include "cpu/matrix.h"
@@ -423,27 +427,40 @@ static void store_part(const attune__cpu_run *run, const item *it, const state *
 
 #include "cpu/serving_tmpl.h"
 
+static void attend_item(const attune__cpu_run *run, const item *it, state *st, kept_bits *kept)
+{
+    form held = FORM_NONE;
+    begin_rows(it, st);
+    kept_begin(run, it, kept);
+    attune__block_iterator iterator = attune__block_iterator_begin(run, it->b, it->h0, it->q0, it->split);
+    attune__kv_tile tile;
+    while (attune__block_iterator_next_tile(&iterator, &tile)) {
+        if (tile.partial)
+            kept_next(kept, st);
+        attend_tile(run, it, st, &tile, &held);
+    }
+    for (size_t r = 0; r < it->rows; r++)
+        if (run->splits > 1)
+            store_part(run, it, st, r);
+        else
+            store(run, it->sequence.batch, row_head(it, r), it->sequence.row0 + row_query(it, r), st->o + r * st->ldo,
+                  st->m[r], st->l[r], st->valid[r] != 0);
+}
+
 void NAME(cpu_items)(void *user, uint32_t thread)
 {
     attune__cpu_run *run = user;
-    const state st = state_at(run, thread);
+    state st = state_at(run, thread);
+    kept_bits kept = kept_at(run, thread, &st);
     for (;;) {
-        const int64_t index = atomic_fetch_add_explicit(&run->next, 1, memory_order_relaxed);
-        if (index >= run->items)
+        const int64_t first = atomic_fetch_add_explicit(&run->next, run->adjacent, memory_order_relaxed);
+        if (first >= run->items)
             return;
-        const item it = item_at(run, index);
-        form held = FORM_NONE;
-        begin_rows(&it, &st);
-        attune__block_iterator iterator = attune__block_iterator_begin(run, it.b, it.h0, it.q0, it.split);
-        attune__kv_tile tile;
-        while (attune__block_iterator_next_tile(&iterator, &tile))
-            attend_tile(run, &it, &st, &tile, &held);
-        for (size_t r = 0; r < it.rows; r++)
-            if (run->splits > 1)
-                store_part(run, &it, &st, r);
-            else
-                store(run, it.sequence.batch, row_head(&it, r), it.sequence.row0 + row_query(&it, r), st.o + r * st.ldo,
-                      st.m[r], st.l[r], st.valid[r] != 0);
+        const int64_t left = run->items - first;
+        for (int64_t i = 0; i < (left < run->adjacent ? left : run->adjacent); i++) {
+            const item it = item_at(run, first + i);
+            attend_item(run, &it, &st, &kept);
+        }
     }
 }
 

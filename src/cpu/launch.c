@@ -44,6 +44,21 @@ static void divide(attune__cpu_run *run, bool decode)
     run->items = c.items;
 }
 
+/* Of heads that share a mask's bits, if each thread still has several times as many. */
+static int64_t adjacent_items(const attune__cpu_run *run, uint32_t threads)
+{
+    const attune__cpu_program *mine = run->program;
+    if (run->call->serving || run->splits > 1 || !run->call->mask ||
+        !attune__cpu_kept_tiles(&mine->shape, (uint32_t)run->block_m, (uint32_t)run->block_n))
+        return 1;
+    const int64_t heads = run->call->kv_heads * run->head_chunks;
+    int64_t adjacent = run->items / (threads * 4);
+    adjacent = adjacent > heads ? heads : adjacent > 1 ? adjacent : 1;
+    while (heads % adjacent)
+        adjacent--;
+    return adjacent;
+}
+
 void attune__cpu_bind(const attune_expr *score, const attune_tensor *tensors, attune_array *captures)
 {
     for (uint32_t i = 0; score && i < score->symbol_count; i++) {
@@ -196,10 +211,12 @@ static attune_status launch(const attune__program *program, const attune__forwar
     const uint64_t items = (uint64_t)run.items;
     const uint32_t columns = mine->shape.head_dim_v, flop = 2 * (mine->shape.head_dim + columns);
     const uint32_t threads = attune__cpu_threads(device, f64, pairs, flop, mine->weight, fit < items ? fit : items);
-    if (run.items && call->serving)
+    if (run.items && call->serving) {
         attune__pool_run(device->pool, threads, f64 ? attune__cpu_serve_f64 : attune__cpu_serve_f32, &run);
-    else if (run.items)
+    } else if (run.items) {
+        run.adjacent = adjacent_items(&run, threads);
         attune__pool_run(device->pool, threads, f64 ? attune__cpu_items_f64 : items_f32, &run);
+    }
     const uint64_t merged = call->serving ? (uint64_t)run.schedule->split_items : run.splits > 1 ? rows : 0;
     if (merged)
         merge(&run, f64, call->serving ? (double)merged * (double)run.block_m : (double)rows,

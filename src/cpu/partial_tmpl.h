@@ -166,33 +166,67 @@ static void attend_cells(const attune__cpu_run *run, const item *it, const state
 /* With fewer rows, what they share costs more than it saves. */
 #define SHARING_ROWS 4
 
-/* Evaluates the mask of a tile, and returns the number of allowed pairs. */
-static size_t allow_tile(const attune__cpu_run *run, const item *it, const state *st, const attune__kv_tile *tile)
+/* Evaluates the mask for the rows of one head, and returns the number of allowed pairs. */
+static size_t allow_head(const attune__cpu_run *run, const item *it, const state *st, const attune__kv_tile *tile,
+                         size_t row0)
 {
     const attune_mask *mask = run->call->mask;
     const attune__bindings bindings = {mask->captures, mask->parameters};
-    size_t pairs = 0;
-    for (size_t r = 0; r < it->rows; r++) {
-        const size_t q = r % it->queries, first = q / ATTUNE__TILE_ROWS * ATTUNE__TILE_ROWS;
-        size_t allowed;
+    size_t pairs = 0, allowed = 0;
+    for (size_t q = 0; q < it->queries; q++) {
+        const size_t r = row0 + q, first = q / ATTUNE__TILE_ROWS * ATTUNE__TILE_ROWS;
+        uint16_t *bits = st->bits + r * st->ldb;
         if (it->queries < SHARING_ROWS) {
-            allowed = allow(run, it, st, r, tile);
-        } else {
-            if (q == first) {
-                const size_t left = it->queries - q;
-                const attune__row row = attune__mask_row(mask, it->b, row_head(it, r), row_query(it, r));
-                attune__expr_tile_begin(mask->expr, &bindings, &row,
-                                        left < ATTUNE__TILE_ROWS ? (uint32_t)left : ATTUNE__TILE_ROWS,
-                                        (int32_t)tile->kv0, tile->count, st->expr);
-            }
-            attune__expr_tile_row(mask->expr, &bindings, (uint32_t)(q - first), st->expr, st->allowed);
-            allowed = run->device->KERNELS.row_bits(st->bits + r * st->ldb, st->allowed, tile->count);
+            pairs += allow(run, it, st, r, tile);
+            continue;
         }
-        if (allowed)
-            st->valid[r] = 1;
+        if (q == first) {
+            const size_t left = it->queries - q;
+            const attune__row row = attune__mask_row(mask, it->b, row_head(it, r), row_query(it, r));
+            attune__expr_tile_begin(mask->expr, &bindings, &row,
+                                    left < ATTUNE__TILE_ROWS ? (uint32_t)left : ATTUNE__TILE_ROWS, (int32_t)tile->kv0,
+                                    tile->count, st->expr);
+        }
+        if (attune__expr_tile_row(mask->expr, &bindings, (uint32_t)(q - first), st->expr, st->allowed))
+            allowed = run->device->KERNELS.row_bits(bits, st->allowed, tile->count);
+        else
+            memcpy(bits, bits - st->ldb, st->ldb * sizeof *bits);
         pairs += allowed;
     }
     return pairs;
+}
+
+/* Whether rows of a tile have an allowed pair. */
+static void mark_rows(const item *it, const state *st, const attune__kv_tile *tile)
+{
+    const size_t words = attune__cpu_pad(tile->count) / ATTUNE__PANEL;
+    for (size_t r = 0; r < it->rows; r++) {
+        uint32_t any = 0;
+        for (size_t w = 0; w < words; w++)
+            any |= st->bits[r * st->ldb + w];
+        if (any)
+            st->valid[r] = 1;
+    }
+}
+
+/* Evaluates the mask of a tile, unless an earlier head did, and returns the number of allowed pairs. */
+static size_t allow_tile(const attune__cpu_run *run, const item *it, const state *st, const attune__kv_tile *tile)
+{
+    if (*st->pairs == UNKNOWN_PAIRS) {
+        const size_t words = it->queries * st->ldb;
+        const bool alike = !run->program->shape.expr.mask.reads_head;
+        size_t pairs = 0, of_head = 0;
+        for (size_t h = 0; h < it->heads; h++) {
+            if (!h || !alike)
+                of_head = allow_head(run, it, st, tile, h * it->queries);
+            else
+                memcpy(st->bits + h * words, st->bits, words * sizeof *st->bits);
+            pairs += of_head;
+        }
+        *st->pairs = (uint32_t)pairs;
+    }
+    mark_rows(it, st, tile);
+    return *st->pairs;
 }
 
 /* Evaluates the mask of a tile. Returns true if that, or one of the functions above, was all that there is to do. */

@@ -256,6 +256,8 @@ typedef struct tile {
     uint16_t *row_list;   /* nodes to evaluate for each row */
     uint16_t *shift_list; /* nodes on distances that others read */
     uint8_t *depends;
+    uint8_t *changed; /* whether a node differs from the row before */
+    bool evaluated;   /* a row was */
 } tile;
 
 /* Coefficients up to this do not overflow in the sums below. */
@@ -370,7 +372,8 @@ static tile *tile_at(const attune_expr *expr, void *scratch)
     t->row_list = (uint16_t *)(t->lines + nodes);
     t->shift_list = t->row_list + nodes;
     t->depends = (uint8_t *)(t->shift_list + nodes);
-    t->memory = (char *)t->states + 2 * states + ALIGNED(nodes * (sizeof(linear) + 2 * sizeof(uint16_t) + 1));
+    t->changed = t->depends + nodes;
+    t->memory = (char *)t->states + 2 * states + ALIGNED(nodes * (sizeof(linear) + 2 * sizeof(uint16_t) + 2));
     return t;
 }
 
@@ -383,7 +386,7 @@ size_t attune__expr_tile_size(const attune_expr *expr, size_t columns)
         along += (expr->nodes[i].uses & (COLUMN_USES | 1u << ATTUNE__VAR_Q)) != 0;
     }
     return ALIGNED(sizeof(tile)) + 2 * ALIGNED(nodes * sizeof(node_state_f32)) +
-           ALIGNED(nodes * (sizeof(linear) + 2 * sizeof(uint16_t) + 1)) + count * ALIGNED(columns * sizeof(float)) +
+           ALIGNED(nodes * (sizeof(linear) + 2 * sizeof(uint16_t) + 2)) + count * ALIGNED(columns * sizeof(float)) +
            along * ALIGNED(distances * sizeof(float));
 }
 
@@ -446,19 +449,46 @@ void attune__expr_tile_begin(const attune_expr *expr, const attune__bindings *bi
             depends = dependence_of_both(expr, n, t);
         t->depends[n] = (uint8_t)depends;
     }
+    t->evaluated = false;
+    for (uint32_t n = 0; n < expr->node_count; n++)
+        t->changed[n] = t->depends[n] == ON_DISTANCE;
     list_nodes(expr, t);
     if (t->shifted)
         evaluate_distances(expr, bindings, t, &t->memory);
 }
 
-void attune__expr_tile_row(const attune_expr *expr, const attune__bindings *bindings, uint32_t r, void *scratch,
-                           uint8_t *allowed)
+/* The nodes of a row. Those whose operands are as in the row before are left as they are. */
+static void evaluate_row(const attune_expr *expr, const attune__bindings *bindings, uint32_t r, tile *t)
 {
-    const tile *t = scratch;
     int32_t vars[9];
     vars_of(&t->row, r, vars);
     const plane_f32 plane = {expr, NULL, bindings, vars, t->kv0, t->count, NULL, t->states};
     char *memory = t->memory;
+    for (uint32_t i = 0; i < t->row_nodes; i++) {
+        const uint32_t n = t->row_list[i];
+        const attune__node *node = &expr->nodes[n];
+        if (t->depends[n] == ON_ROW) {
+            const int32_t before = t->states[n].value.i;
+            evaluate_value_f32(&plane, n);
+            t->changed[n] = !t->evaluated || t->states[n].value.i != before;
+            continue;
+        }
+        bool changed = !t->evaluated;
+        for (uint32_t a = 0; a < node->arg_count; a++)
+            changed |= t->changed[node->arg[a]];
+        t->changed[n] = changed;
+        if (changed)
+            evaluate_column_f32(&plane, n, &memory);
+        else
+            memory += column_bytes_f32(node, t->count);
+    }
+}
+
+bool attune__expr_tile_row(const attune_expr *expr, const attune__bindings *bindings, uint32_t r, void *scratch,
+                           uint8_t *allowed)
+{
+    tile *t = scratch;
+    const uint32_t root = expr->node_count - 1;
     for (uint32_t i = 0; i < t->shifted; i++) {
         const uint32_t n = t->shift_list[i];
         t->states[n] = (node_state_f32){
@@ -466,14 +496,13 @@ void attune__expr_tile_row(const attune_expr *expr, const attune__bindings *bind
             .slope = t->lines[n].valid ? t->lines[n].kv : CURVED,
         };
     }
-    for (uint32_t i = 0; i < t->row_nodes; i++) {
-        const uint32_t n = t->row_list[i];
-        if (t->depends[n] == ON_ROW)
-            evaluate_value_f32(&plane, n);
-        else
-            evaluate_column_f32(&plane, n, &memory);
-    }
-    store_allowed(&t->states[expr->node_count - 1], t->count, allowed);
+    evaluate_row(expr, bindings, r, t);
+    const bool first = !t->evaluated;
+    t->evaluated = true;
+    if (!first && !t->changed[root])
+        return false;
+    store_allowed(&t->states[root], t->count, allowed);
+    return true;
 }
 
 /* Decided nodes that no open node depends on are not initialised. */

@@ -566,6 +566,11 @@ static void NAME(evaluate_value)(const NAME(plane) * plane, uint32_t n)
                                                                   NAME(operand_type)(plane->expr, node))};
 }
 
+static size_t NAME(column_bytes)(const attune__node *node, size_t count)
+{
+    return ALIGNED(count * (node->type == ATTUNE__FLOAT ? sizeof(REAL) : sizeof(int32_t)));
+}
+
 /* The column is at `memory`, which moves on. */
 static void NAME(evaluate_column)(const NAME(plane) * plane, uint32_t n, char **memory)
 {
@@ -574,7 +579,7 @@ static void NAME(evaluate_column)(const NAME(plane) * plane, uint32_t n, char **
     const size_t count = plane->count;
     NAME(node_state) *states = plane->states, *state = &states[n];
     void *out = *memory;
-    *memory += ALIGNED(count * (node->type == ATTUNE__FLOAT ? sizeof(REAL) : sizeof(int32_t)));
+    *memory += NAME(column_bytes)(node, count);
     *state = (NAME(node_state)){.column = out};
     state->slope = NAME(slope)(node, states);
     const NAME(node_state) *a = &states[node->arg[0]], *b = &states[node->arg[1]];

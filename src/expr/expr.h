@@ -298,12 +298,13 @@ void attune__expr_mask_row(const attune_expr *expr, const attune__bindings *bind
  * Rows row->q ... row->q + rows - 1 of a mask, in any order after begin: nodes that depend on q or on kv alone, or on
  * the distance q - kv alone, are evaluated once for all of them. rows is at most ATTUNE__TILE_ROWS, and r counts from
  * row->q. `scratch` has attune__expr_tile_size(expr, columns) bytes, and is not used otherwise in between.
+ * attune__expr_tile_row is false, and `allowed` left as it is, if the row is like the one that was evaluated before it.
  */
 #define ATTUNE__TILE_ROWS 128
 size_t attune__expr_tile_size(const attune_expr *expr, size_t columns);
 void attune__expr_tile_begin(const attune_expr *expr, const attune__bindings *bindings, const attune__row *row,
                              uint32_t rows, int32_t kv0, size_t count, void *scratch);
-void attune__expr_tile_row(const attune_expr *expr, const attune__bindings *bindings, uint32_t r, void *scratch,
+bool attune__expr_tile_row(const attune_expr *expr, const attune__bindings *bindings, uint32_t r, void *scratch,
                            uint8_t *allowed);
 
 typedef struct attune__interval attune__interval;

@@ -31,6 +31,24 @@ static uint64_t pairs_bytes(uint32_t block_m, uint32_t block_n)
     return array(block_m * (n / 16), 2) + array(n, 2);
 }
 
+/* Of the bits that a thread keeps. */
+#define KEPT_BYTES UINT64_C(0x80000)
+
+uint32_t attune__cpu_kept_tiles(const attune__shape *shape, uint32_t block_m, uint32_t block_n)
+{
+    if (!shape->block_mask || shape->expr.mask.reads_head || shape->heads < 2 || shape->tokens)
+        return 0;
+    const uint64_t most = KEPT_BYTES / pairs_bytes(block_m, block_n),
+                   tiles = ((uint64_t)shape->kv_len + block_n - 1) / block_n;
+    return (uint32_t)(tiles < most ? tiles : most);
+}
+
+uint64_t attune__cpu_kept_size(const attune__shape *shape, uint32_t block_m, uint32_t block_n)
+{
+    const uint64_t tiles = attune__cpu_kept_tiles(shape, block_m, block_n);
+    return array(tiles, 4) + array(tiles * block_m * (attune__round_up(block_n, 16) / 16), 2);
+}
+
 uint64_t attune__cpu_thread_size(const attune__shape *shape, uint32_t block_m, uint32_t block_n)
 {
     uint64_t scratch =
@@ -41,7 +59,8 @@ uint64_t attune__cpu_thread_size(const attune__shape *shape, uint32_t block_m, u
         scratch += attune__round_up64(shape->bounds_scratch, 64) + array(n * widest, t) + array(n, 1) +
                    attune__cpu_part_size(shape, block_m);
     }
-    return attune__round_up64(scratch + attune__round_up64(shape->expr_scratch, 64) + pairs_bytes(block_m, block_n),
+    return attune__round_up64(scratch + attune__round_up64(shape->expr_scratch, 64) + pairs_bytes(block_m, block_n) +
+                                  attune__cpu_kept_size(shape, block_m, block_n),
                               256);
 }
 

@@ -144,6 +144,10 @@ uint32_t attune__cpu_split_keys(const attune__shape *shape);
 uint64_t attune__cpu_part_size(const attune__shape *shape, uint32_t block_m);
 uint64_t attune__cpu_parts(const attune__shape *shape, uint32_t block_m, uint32_t threads);
 uint64_t attune__cpu_thread_size(const attune__shape *shape, uint32_t block_m, uint32_t block_n);
+/* At its end: the tiles of a row of blocks whose bits a thread keeps for the heads that share them, and their bytes:
+ * uint32_t pairs[tiles], uint16_t bits[tiles][M][N / 16]. */
+uint32_t attune__cpu_kept_tiles(const attune__shape *shape, uint32_t block_m, uint32_t block_n);
+uint64_t attune__cpu_kept_size(const attune__shape *shape, uint32_t block_m, uint32_t block_n);
 /*
  * CPU, backward: likewise q[M][D] dq[M][D] do[M][Dv] do[M][Dv] (packed) k[N][D] dk[N][D] v[N][Dv] dv[N][Dv] p[M][N]
  * ds[M][N] transposed[N][M] raw[N] state[2][M] (lse, delta) allowed[N], for either loop. The workspace begins with T
