@@ -46,12 +46,18 @@ __device__ __forceinline__ tile_desc query_tile_desc(const attune_cuda_arguments
     return {it.q, it.h, it.b, backward::ORDERED ? flags + c.kv / BLOCK_N * TILE_KEYS : flags};
 }
 
+/* The state of dO's own stages after as many loads; not used where there are none, as on Hopper. */
+__device__ __forceinline__ pipeline_state own_do_state(u32 loaded)
+{
+    constexpr u32 OWN_STAGES = backward::DO_STAGES ? backward::DO_STAGES : 1;
+    return {loaded % OWN_STAGES, ~(loaded / OWN_STAGES) & 1};
+}
+
 /* dO of the iterator's query tile, whose stages are its own: fewer than Q has, or as many. */
 template <typename barriers>
 __device__ __forceinline__ void load_own_do(barriers &c, u32 memory, const tensor_map *do_map)
 {
-    const u32 loaded = c.loaded++;
-    const pipeline_state own = {loaded % backward::DO_STAGES, ~(loaded / backward::DO_STAGES) & 1};
+    const pipeline_state own = own_do_state(c.loaded++);
     producer_acquire<&barriers::outputs>(c, own);
     producer_expect<&barriers::outputs>(c, own, backward::DO_BYTES);
     load_do(c, memory, own.stage, do_map, &c.outputs.full[own.stage]);
@@ -67,7 +73,7 @@ template <typename barriers> __device__ __forceinline__ void drain(barriers &c, 
         producer_acquire<&control::queries>(c, pipe);
 #pragma unroll 1
     for (u32 i = 0, loaded = c.loaded; i < backward::DO_STAGES; i++, loaded++)
-        producer_acquire<&barriers::outputs>(c, {loaded % backward::DO_STAGES, ~(loaded / backward::DO_STAGES) & 1});
+        producer_acquire<&barriers::outputs>(c, own_do_state(loaded));
 }
 
 /* 1: load Q, dO, LSE and delta of a query tile. The descriptor is written before the arrival that releases it to the
