@@ -23,11 +23,13 @@ uint kv_len, kv_block;
 #include "serving.glsl"
 #endif
 
+#ifndef KEYS_IN_REGISTERS
 /* A tile of keys: the first; whether the mask's expression is evaluated; whether pairs may be forbidden at all. */
 struct KeyTile {
     uint kv0;
     bool is_partial, masked;
 };
+#endif
 
 void begin_tile()
 {
@@ -54,6 +56,7 @@ void begin_tile()
 #endif
 }
 
+#ifndef KEYS_IN_REGISTERS
 KeyTile key_tile_of(const in BlockIterator it)
 {
 #ifdef SERVING
@@ -64,6 +67,7 @@ KeyTile key_tile_of(const in BlockIterator it)
 #endif
     return KeyTile(it.row0, is_partial, masked || it.row0 + BLOCK_N > kv_len);
 }
+#endif
 
 /* Where a query's row is in q, o, lse and row_max. */
 uint tensor_batch()

@@ -8,9 +8,11 @@
 
 #include "sequence.glsl"
 
+#ifndef KEYS_IN_REGISTERS
 #include "layout_serving.h"
 
 uint parity = 0u; /* of the tile whose keys are loaded next */
+#endif
 
 /* Of the item: where its partial result is, and its keys. */
 uint slot = ATTUNE_VULKAN_NO_SLOT, first_key = 0u, end_key = 0xffffffffu;
@@ -95,6 +97,7 @@ uvec2 key_of(const in uint kv)
     return kv < sequence.kv_first || kv >= kv_len ? uvec2(NO_PAGE, 0u) : place_of(coord.b, kv);
 }
 
+#ifndef KEYS_IN_REGISTERS
 /* Key n of the tile whose first slice of K is loaded; `first` of the invocations that load it tells the others. */
 uvec2 begin_key(const in uint kv0, const in uint n, const in bool first)
 {
@@ -106,6 +109,7 @@ uvec2 begin_key(const in uint kv0, const in uint n, const in bool first)
     }
     return key;
 }
+#endif
 
 uvec2 k_row(const in uvec2 key)
 {

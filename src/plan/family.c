@@ -18,6 +18,7 @@ const attune__family *const attune__families[] = {
     &attune__cuda_sm80,
     &attune__vulkan_coopmat,
     &attune__vulkan_lanes,
+    &attune__vulkan_few_rows,
     &attune__vulkan_subgroup,
     &attune__vulkan_portable,
     &attune__opencl_lanes,

@@ -117,9 +117,9 @@ typedef struct attune__family {
 /* The families, in the order of preference within a backend; NULL at the end. */
 extern const attune__family *const attune__families[];
 extern const attune__family attune__cpu_amx, attune__cpu_bf16, attune__cpu, attune__cuda_sm100a, attune__cuda_sm90a,
-    attune__cuda_sm80_atomic, attune__cuda_sm80, attune__vulkan_coopmat, attune__vulkan_lanes, attune__vulkan_subgroup,
-    attune__vulkan_portable, attune__opencl_lanes, attune__opencl_subgroup, attune__opencl_portable,
-    attune__opencl_serving;
+    attune__cuda_sm80_atomic, attune__cuda_sm80, attune__vulkan_coopmat, attune__vulkan_lanes, attune__vulkan_few_rows,
+    attune__vulkan_subgroup, attune__vulkan_portable, attune__opencl_lanes, attune__opencl_subgroup,
+    attune__opencl_portable, attune__opencl_serving;
 
 const attune__family *attune__family_find(const char *name);
 /* INVALID_ARGUMENT, with a list of the names, if there is no such family. prefix is "", "fwd_" or "bwd_". */
@@ -133,7 +133,8 @@ uint32_t attune__occupancy(const attune_limits *limits, const attune__cost *cost
 
 /* Bytes of the partial results of a split pass, at the beginning of every workspace. */
 uint64_t attune__workspace_parts(const attune__search *search, uint32_t split);
-/* The workspace of Vulkan's families. */
+/* The options that Vulkan's forward kernels read besides their tiles, and the workspace of its families. */
+#define ATTUNE__VULKAN_LOOP ATTUNE__BIT(ATTUNE__PRESCALE_QK)
 uint64_t attune__vulkan_workspace_bytes(const attune__search *search, const attune__tile *tile,
                                         const attune__cost *cost, uint32_t split);
 

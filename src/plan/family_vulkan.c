@@ -115,12 +115,11 @@ static attune__cost portable_cost(const attune__search *search, const attune__ti
     return (attune__cost){.shared = scalar_shared(search, tile, threads, false), .invocations = threads};
 }
 
-#define VULKAN_LOOP ATTUNE__BIT(ATTUNE__PRESCALE_QK)
 #define VULKAN_OPTIONS(more)                                                                                           \
     {                                                                                                                  \
-        VULKAN_LOOP | (more) | ATTUNE__FORWARD_TILE,                                                                   \
-            VULKAN_LOOP | (more) | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__SPLIT_KV),                               \
-            VULKAN_LOOP | (more) | ATTUNE__BACKWARD_TILES | ATTUNE__BIT(ATTUNE__WRITE_DQ)                              \
+        ATTUNE__VULKAN_LOOP | (more) | ATTUNE__FORWARD_TILE,                                                           \
+            ATTUNE__VULKAN_LOOP | (more) | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__SPLIT_KV),                       \
+            ATTUNE__VULKAN_LOOP | (more) | ATTUNE__BACKWARD_TILES | ATTUNE__BIT(ATTUNE__WRITE_DQ)                      \
     }
 #define MIXES (1u << ATTUNE__PASS_FORWARD | 1u << ATTUNE__PASS_DECODE)
 
@@ -307,8 +306,9 @@ const attune__family attune__opencl_subgroup = {
     .subgroups = true,
     .dtypes = ATTUNE__DENSE_DTYPES,
     .mixes = MIXES,
-    .options = {VULKAN_LOOP | ATTUNE__BIT(ATTUNE__NUM_WARPS) | ATTUNE__FORWARD_TILE,
-                VULKAN_LOOP | ATTUNE__BIT(ATTUNE__NUM_WARPS) | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__SPLIT_KV)},
+    .options = {ATTUNE__VULKAN_LOOP | ATTUNE__BIT(ATTUNE__NUM_WARPS) | ATTUNE__FORWARD_TILE,
+                ATTUNE__VULKAN_LOOP | ATTUNE__BIT(ATTUNE__NUM_WARPS) | ATTUNE__FORWARD_TILE |
+                    ATTUNE__BIT(ATTUNE__SPLIT_KV)},
     .tiles = scalar_tiles,
     .clamp = subgroup_clamp,
     .reject_tile = subgroup_reject_tile,

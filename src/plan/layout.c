@@ -31,6 +31,13 @@ static uint64_t forward_bytes(const attune__forward_layout *l)
     return bytes;
 }
 
+static uint64_t decode_bytes(const attune__decode_layout *l)
+{
+    uint64_t bytes = 0;
+#include "shaders/layout_decode.h"
+    return bytes;
+}
+
 static uint64_t backward_bytes(const attune__backward_layout *l)
 {
     uint64_t bytes = 0;
@@ -115,6 +122,47 @@ const char *attune__forward_layout_make(uint32_t block_m, uint32_t block_n, uint
     l.FETCH_V = (l.CHUNK * (head_dim_v / 8) + threads - 1) / threads;
     l.FETCH = most(l.FETCH_Q + l.FETCH_K, l.FETCH_V);
     l.bytes = forward_bytes(&l);
+    *layout = l;
+    return NULL;
+}
+
+#define MOST_FOUND      32 /* keys that the lanes of a subgroup find, whose bits are one word */
+#define MOST_HELD_ROWS  4  /* with more, Q is read from shared memory at each use */
+#define OTHER_REGISTERS 48
+
+const char *attune__decode_layout_make(uint32_t block_m, uint32_t block_n, uint32_t warps, uint32_t lanes,
+                                       uint32_t head_dim, uint32_t head_dim_v, bool wide, attune__decode_layout *layout)
+{
+    const uint32_t groups = most(head_dim, head_dim_v) / 8;
+    attune__decode_layout l = {.LANES = lanes, .WARPS = warps, .KEY_LANES = 1};
+    while (l.KEY_LANES < lanes && (l.KEY_LANES < groups || l.KEY_LANES < block_m))
+        l.KEY_LANES *= 2;
+    l.KEYS_AT_ONCE = lanes / l.KEY_LANES;
+    l.KEYS = block_n / (warps * l.KEYS_AT_ONCE);
+    if (block_m > l.KEY_LANES)
+        return "each of its rows has a lane of those that share a key";
+    if (!l.KEYS)
+        return "each of the num_warps subgroups has as many of its keys as it reads at once";
+    if (l.KEYS > l.KEY_LANES || l.KEYS * l.KEYS_AT_ONCE > MOST_FOUND)
+        return "a subgroup has at most 32 of its keys, and no more than lanes";
+    l.K_GROUPS = (head_dim / 8 + l.KEY_LANES - 1) / l.KEY_LANES;
+    l.V_GROUPS = (head_dim_v / 8 + l.KEY_LANES - 1) / l.KEY_LANES;
+    l.PAIRS = block_m * l.KEYS;
+    l.SCORES = most(l.PAIRS / l.KEY_LANES, 1);
+    l.COPIES = most(l.KEY_LANES / l.PAIRS, 1);
+    l.ROW_LANES = l.KEY_LANES / block_m;
+    l.HOLD_Q = block_m * l.K_GROUPS <= MOST_HELD_ROWS;
+    l.HELD_COUNT = l.HOLD_Q ? block_m * l.K_GROUPS * 2 : 1;
+    l.O_COUNT = block_m * l.V_GROUPS * 2;
+    l.K_COUNT = l.KEYS * l.K_GROUPS;
+    l.V_COUNT = l.KEYS * l.V_GROUPS;
+    l.Q_SIZE = l.HOLD_Q ? 1 : block_m * l.K_GROUPS * l.KEY_LANES * 2;
+    l.PARTIALS_SIZE = warps * block_m * (head_dim_v / 4);
+    l.STATES_SIZE = warps * block_m;
+    l.SUM_SIZE = (block_m * (head_dim_v / 4) + warps * lanes - 1) / (warps * lanes);
+    l.bytes = decode_bytes(&l);
+    l.registers = 4 * ((l.HOLD_Q ? l.HELD_COUNT : 0) + l.O_COUNT) + (wide ? 8 : 4) * (l.K_COUNT + l.V_COUNT) + l.PAIRS +
+                  OTHER_REGISTERS;
     *layout = l;
     return NULL;
 }

@@ -16,6 +16,12 @@ typedef struct attune__forward_layout {
     uint64_t bytes;
 } attune__forward_layout;
 
+typedef struct attune__decode_layout {
+#include "shaders/layout_decode.h"
+    uint64_t bytes;
+    uint32_t registers; /* of a lane, about */
+} attune__decode_layout;
+
 typedef struct attune__backward_layout {
 #include "shaders/layout_backward.h"
     uint64_t bytes;
@@ -51,6 +57,11 @@ typedef struct attune__lanes_layout {
 /* `flat`: the smallest slices, with a third of the code, which is slower and compiles faster. */
 const char *attune__forward_layout_make(uint32_t block_m, uint32_t block_n, uint32_t threads, uint32_t head_dim,
                                         uint32_t head_dim_v, bool subgroups, bool flat, attune__forward_layout *layout);
+
+/* shaders/decode.comp: `lanes` of each of the `warps` subgroups. wide: elements of 32 bits. */
+const char *attune__decode_layout_make(uint32_t block_m, uint32_t block_n, uint32_t warps, uint32_t lanes,
+                                       uint32_t head_dim, uint32_t head_dim_v, bool wide,
+                                       attune__decode_layout *layout);
 
 /* Bytes of shared memory that a kernel over a cache has besides. */
 uint64_t attune__serving_layout_bytes(uint32_t block_n);

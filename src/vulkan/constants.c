@@ -17,6 +17,11 @@ void attune__vulkan_set_forward(const attune__forward_layout *from, uint32_t *co
 #include "shaders/layout_forward.h"
 }
 
+void attune__vulkan_set_decode(const attune__decode_layout *from, uint32_t *constants)
+{
+#include "shaders/layout_decode.h"
+}
+
 void attune__vulkan_set_backward(const attune__backward_layout *from, uint32_t *constants)
 {
 #include "shaders/layout_backward.h"

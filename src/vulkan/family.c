@@ -7,10 +7,8 @@
 #include "base/error.h"
 
 static const attune__vulkan_family *const families[] = {
-    &attune__vulkan_family_coopmat,
-    &attune__vulkan_family_lanes,
-    &attune__vulkan_family_subgroup,
-    &attune__vulkan_family_portable,
+    &attune__vulkan_family_coopmat,  &attune__vulkan_family_lanes,    &attune__vulkan_family_decode,
+    &attune__vulkan_family_subgroup, &attune__vulkan_family_portable,
 };
 
 attune_status attune__vulkan_family_find(const attune_plan_choice *choice, const attune__vulkan_family **family)

@@ -41,7 +41,7 @@ typedef struct attune__vulkan_family {
 } attune__vulkan_family;
 
 extern const attune__vulkan_family attune__vulkan_family_portable, attune__vulkan_family_subgroup,
-    attune__vulkan_family_lanes, attune__vulkan_family_coopmat;
+    attune__vulkan_family_decode, attune__vulkan_family_lanes, attune__vulkan_family_coopmat;
 
 /* UNSUPPORTED if this version has no kernel of the choice's family for its pass. */
 attune_status attune__vulkan_family_find(const attune_plan_choice *choice, const attune__vulkan_family **family);

@@ -79,6 +79,7 @@ typedef struct attune__vulkan_fragment_constants {
 /* constants.c: write a list's constants to constants[id]. */
 void attune__vulkan_set_common(const attune__vulkan_common *from, uint32_t *constants);
 void attune__vulkan_set_forward(const attune__forward_layout *from, uint32_t *constants);
+void attune__vulkan_set_decode(const attune__decode_layout *from, uint32_t *constants);
 void attune__vulkan_set_backward(const attune__backward_layout *from, uint32_t *constants);
 void attune__vulkan_set_matrix(const attune__matrix_layout *from, uint32_t *constants);
 void attune__vulkan_set_registers(const attune__registers_layout *from, uint32_t *constants);

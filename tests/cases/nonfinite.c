@@ -13,6 +13,7 @@ static const char *const vulkan_options[] = {
     "{\"KERNEL\": \"vulkan_subgroup\"}",
     "{\"KERNEL\": \"vulkan_lanes\"}",
     "{\"KERNEL\": \"vulkan_coopmat\"}",
+    "{\"KERNEL\": \"vulkan_decode\"}",
     NULL,
     "{\"SPLIT_KV\": 3}",
 };

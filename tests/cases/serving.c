@@ -491,6 +491,11 @@ Test(serving_cases, vulkan_subgroup)
     run_some("vulkan", "{\"KERNEL\": \"vulkan_subgroup\"}", 10);
 }
 
+Test(serving_cases, vulkan_decode)
+{
+    run_some("vulkan", "{\"KERNEL\": \"vulkan_decode\"}", 10);
+}
+
 Test(serving_cases, opencl)
 {
     run_some("opencl", "{\"KERNEL\": \"opencl_serving\"}", 4);

@@ -114,6 +114,18 @@ static uint64_t scalar(const attune_plan_choice *c, numbers x, bool portable)
     return 4 * (2 * slices + x.m * (x.n + 4 * pad) + x.m + (portable ? x.m * parts : 0) + 4);
 }
 
+/* Q where it is not held, of all lanes of a key; O, maxima and sums of each subgroup. */
+static uint64_t few_rows(const attune_limits *l, numbers x)
+{
+    uint64_t lanes = 1, most_lanes = 1;
+    while (2 * most_lanes <= l->subgroup_size)
+        most_lanes *= 2;
+    while (lanes < most_lanes && (lanes < x.d / 8 || lanes < x.dv / 8 || lanes < x.m))
+        lanes *= 2;
+    const uint64_t q = up(x.d / 8, lanes) * x.m;
+    return 16 * (q / lanes <= 4 ? 1 : 2 * q) + x.warps * x.m * (4 * x.dv + 8);
+}
+
 /* A kernel of backward: B, B2, and A, A2 where they are not held; P, dS and the rows' states. */
 static uint64_t coopmat_backward(const attune_limits *l, uint64_t outer, uint64_t inner, numbers x, bool keys)
 {
@@ -192,6 +204,8 @@ uint64_t formula_bytes(const attune_limits *limits, const attune_problem *proble
         const uint64_t inner = c->direction == ATTUNE_BACKWARD ? most(x.m1, x.n2) : x.n;
         return x.e < 4 && !limits->subgroup_operations ? 4 * inner * most(x.d, x.dv) : 4;
     }
+    if (!strcmp(c->kernel, "vulkan_decode"))
+        return few_rows(limits, x);
     if (!strcmp(c->kernel, "vulkan_subgroup") || !strcmp(c->kernel, "opencl_subgroup"))
         return scalar(c, x, false);
     if (!strcmp(c->kernel, "vulkan_portable") || !strcmp(c->kernel, "opencl_portable"))

@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Vulkan's kernel of few rows (shaders/decode.comp). BLOCK_N follows from the subgroups and from how many keys a lane
+ * has in flight: as many as registers allow, up to eight.
+ */
+#include "plan/family.h"
+#include "plan/layout.h"
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+#define MOST_KEYS      8   /* that a lane has in flight */
+#define MOST_HOST_KEYS 2   /* of drivers on the CPU, whose compile time grows with them */
+#define WARPS          4   /* subgroups */
+#define MOST_REGISTERS 208 /* of a lane; four warps of each scheduler */
+#define MOST_DEVICE    232 /* without spills */
+
+static const attune__tile tiles[] = {ATTUNE__TILE(8, 64, 1, 0), ATTUNE__TILE(4, 64, 1, 0), ATTUNE__TILE(2, 64, 1, 0),
+                                     ATTUNE__TILE(1, 64, 1, 0)};
+
+static const attune__tile *decode_tiles(const attune__search *search, uint32_t *count)
+{
+    (void)search;
+    *count = COUNT(tiles);
+    return tiles;
+}
+
+static uint32_t lanes(const attune_limits *limits)
+{
+    return attune__floor2(limits->subgroup_size ? limits->subgroup_size : 1);
+}
+
+static const char *make(const attune__search *search, const attune__tile *tile, attune__decode_layout *layout)
+{
+    return attune__decode_layout_make(tile->value[ATTUNE__BLOCK_M], tile->value[ATTUNE__BLOCK_N],
+                                      tile->value[ATTUNE__NUM_WARPS], lanes(search->limits), search->shape->head_dim,
+                                      search->shape->head_dim_v, attune__dtype_bytes(search->shape) == 4, layout);
+}
+
+/* Whether a lane has room for the tile's loads. */
+static bool has_room(const attune__search *search, const attune__tile *tile)
+{
+    attune__decode_layout layout;
+    const uint32_t keys = search->limits->host ? MOST_HOST_KEYS : MOST_KEYS;
+    return !make(search, tile, &layout) && layout.KEYS <= keys && layout.registers <= MOST_REGISTERS;
+}
+
+/* Whether the tiles of keys fit the lengths, and the blocks and parts that they may not cross. */
+static bool fits_keys(const attune__search *search, uint32_t n)
+{
+    const attune__shape *s = search->shape;
+    const bool blocks = s->block_mask && !s->tokens && s->mask_kv_block % n;
+    return !blocks && s->split_keys % n == 0 && n / 2 < s->kv_len;
+}
+
+static void clamp(const attune__search *search, attune__tile *tile)
+{
+    uint32_t *warps = &tile->value[ATTUNE__NUM_WARPS], *n = &tile->value[ATTUNE__BLOCK_N];
+    attune__clamp_decode(search, tile, 1);
+    if (!(search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS)))
+        for (*warps = WARPS; *warps > 1 && *warps * lanes(search->limits) > search->limits->workgroup_invocations;)
+            *warps /= 2;
+    if (search->forced & ATTUNE__BIT(ATTUNE__BLOCK_N))
+        return;
+    /* The largest that a lane has room for; fewer subgroups where one round of their loads is too much. */
+    for (;; *warps /= 2) {
+        for (*n = 1024; *n > 1; *n /= 2)
+            if (fits_keys(search, *n) && has_room(search, tile))
+                return;
+        if (*warps <= 1 || search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS))
+            break;
+    }
+    /* The smallest that the lanes can have. */
+    for (*n = 1; *n < 1024; *n *= 2) {
+        attune__decode_layout layout;
+        if (!make(search, tile, &layout))
+            return;
+    }
+}
+
+static const char *reject_tile(const attune__search *search, const attune__tile *tile, attune__option *option)
+{
+    const uint32_t *v = tile->value;
+    const char *why = attune__reject_numbers(search, tile, 0, 1024, option);
+    if (why)
+        return why;
+    *option = ATTUNE__BLOCK_M;
+    if (v[ATTUNE__BLOCK_M] > tiles[0].value[ATTUNE__BLOCK_M])
+        return "it must be at most 8";
+    *option = ATTUNE__NUM_WARPS;
+    if (!attune__is_power2(v[ATTUNE__NUM_WARPS]))
+        return "it must be a power of two";
+    *option = ATTUNE__BLOCK_N;
+    if (search->shape->split_keys % v[ATTUNE__BLOCK_N])
+        return "it must divide problem.split_keys";
+    *option = search->forced & ATTUNE__BIT(ATTUNE__BLOCK_N) ? ATTUNE__BLOCK_N : ATTUNE__BLOCK_M;
+    attune__decode_layout layout;
+    why = make(search, tile, &layout);
+    if (why)
+        return why;
+    return !search->limits->host && layout.registers > MOST_DEVICE ? "a lane has too few registers" : NULL;
+}
+
+static attune__cost cost(const attune__search *search, const attune__tile *tile)
+{
+    attune__cost c = {.shared = UINT64_MAX, .invocations = tile->value[ATTUNE__NUM_WARPS] * lanes(search->limits)};
+    attune__decode_layout layout;
+    if (!make(search, tile, &layout))
+        c.shared = layout.bytes;
+    return c;
+}
+
+static const char *reject_problem(const attune__search *search)
+{
+    return search->pass == ATTUNE__PASS_FORWARD && !search->shape->tokens
+               ? "it is for decode, and for calls over a cache (problem.tokens)"
+               : NULL;
+}
+
+/* As decode on matrices. */
+static const char *reject_automatic(const attune__search *search)
+{
+    (void)search;
+    return "no GPU has run it: by name alone";
+}
+
+const attune__family attune__vulkan_few_rows = {
+    .name = "vulkan_decode",
+    .backend = ATTUNE_BACKEND_VULKAN,
+    .sinks = true,
+    .serving = true,
+    .fixed_splits = true,
+    .wide_heads = true,
+    .subgroups = true,
+    .dtypes = ATTUNE__CACHE_DTYPES,
+    .mixes = 1u << ATTUNE__PASS_FORWARD | 1u << ATTUNE__PASS_DECODE,
+    .reject_problem = reject_problem,
+    .reject_automatic = reject_automatic,
+    .options = {ATTUNE__VULKAN_LOOP | ATTUNE__BIT(ATTUNE__NUM_WARPS) | ATTUNE__FORWARD_TILE,
+                ATTUNE__VULKAN_LOOP | ATTUNE__BIT(ATTUNE__NUM_WARPS) | ATTUNE__FORWARD_TILE |
+                    ATTUNE__BIT(ATTUNE__SPLIT_KV),
+                0},
+    .tiles = decode_tiles,
+    .clamp = clamp,
+    .reject_tile = reject_tile,
+    .cost = cost,
+    .workspace = attune__vulkan_workspace_bytes,
+    .variant = attune__vulkan_variant,
+};
