@@ -104,81 +104,112 @@ void attune__vulkan_buffer_destroy(attune_buffer *buffer)
     attune__free(&device->base.host.allocator, mine);
 }
 
-/* Submits a copy between the buffer and a chunk. */
-static attune_status copy_chunk(attune__vulkan_device *device, const attune__vulkan_buffer *buffer, uint64_t offset,
-                                uint64_t staged, uint64_t size, bool upload, uint64_t *value)
+/* A list of copies in one direction, through staging memory but for buffers that the host reads or writes itself. */
+typedef struct transfer {
+    attune__vulkan_device *device;
+    const attune__copy *copies;
+    uint32_t count;
+    bool into_buffers;
+} transfer;
+
+static bool is_direct(const transfer *t, const attune__copy *copy)
 {
+    const attune__vulkan_memory *memory = &t->device->memory;
+    return ((const attune__vulkan_buffer *)copy->buffer)->map &&
+           (t->into_buffers ? memory->direct_write : memory->direct_read);
+}
+
+/* How far the staged copies of a transfer are. */
+typedef struct cursor {
+    uint32_t copy;
+    uint64_t done; /* bytes of it */
+} cursor;
+
+static bool has_more(const transfer *t, cursor *c)
+{
+    while (c->copy < t->count && (c->done == t->copies[c->copy].size || is_direct(t, &t->copies[c->copy]))) {
+        c->copy++;
+        c->done = 0;
+    }
+    return c->copy < t->count;
+}
+
+/* Bytes of one copy in a chunk of staging memory. */
+typedef struct piece {
+    const attune__copy *copy;
+    uint64_t at, size;
+} piece;
+
+static bool next_piece(const transfer *t, cursor *c, uint64_t room, piece *p)
+{
+    if (!room || !has_more(t, c))
+        return false;
+    const attune__copy *copy = &t->copies[c->copy];
+    const uint64_t left = copy->size - c->done;
+    *p = (piece){copy, c->done, left < room ? left : room};
+    c->done += p->size;
+    return true;
+}
+
+/* Submits the copies between the next pieces and a chunk, at `staged`, together. */
+static attune_status submit_chunk(const transfer *t, cursor *c, uint64_t staged, uint64_t *value)
+{
+    attune__vulkan_device *device = t->device;
+    const VkBuffer staging = device->staging->block->buffer;
     attune__vulkan_slot *slot;
     ATTUNE__TRY(attune__vulkan_begin(device, false, &slot));
-    const VkBuffer staging = device->staging->block->buffer;
-    const VkBufferCopy region = {
-        .srcOffset = upload ? staged : buffer->offset + offset,
-        .dstOffset = upload ? buffer->offset + offset : staged,
-        .size = size,
-    };
-    device->vk.CmdCopyBuffer(slot->commands, upload ? staging : buffer->handle, upload ? buffer->handle : staging, 1,
-                             &region);
+    piece p;
+    for (uint64_t used = 0; next_piece(t, c, CHUNK_SIZE - used, &p); used += p.size) {
+        const attune__vulkan_buffer *buffer = (const attune__vulkan_buffer *)p.copy->buffer;
+        const uint64_t at = buffer->offset + p.copy->offset + p.at;
+        const VkBufferCopy region = {.srcOffset = t->into_buffers ? staged + used : at,
+                                     .dstOffset = t->into_buffers ? at : staged + used,
+                                     .size = p.size};
+        if (t->into_buffers)
+            memcpy((char *)device->staging->block->map + staged + used, (const char *)p.copy->memory + p.at,
+                   (size_t)p.size);
+        device->vk.CmdCopyBuffer(slot->commands, t->into_buffers ? staging : buffer->handle,
+                                 t->into_buffers ? buffer->handle : staging, 1, &region);
+    }
     return attune__vulkan_submit(device, slot, value);
 }
 
-/* The chunks of a copy alternate between parts of the staging memory. */
-typedef struct chunk {
-    uint64_t value, offset, size; /* value 0 = not in flight */
-} chunk;
-
-static attune_status wait_chunk(attune__vulkan_device *device, const chunk *c)
+static void read_chunk(const transfer *t, cursor *c, uint64_t staged)
 {
-    return c->value ? attune__vulkan_wait(&device->queue.base, c->value, UINT64_MAX) : ATTUNE_OK;
+    const char *map = t->device->staging->block->map;
+    piece p;
+    for (uint64_t used = 0; next_piece(t, c, CHUNK_SIZE - used, &p); used += p.size)
+        memcpy((char *)p.copy->memory + p.at, map + staged + used, (size_t)p.size);
 }
 
-static attune_status staged_write(attune__vulkan_device *device, const attune__vulkan_buffer *buffer, uint64_t offset,
-                                  const char *data, uint64_t size)
+/* Several chunks are in flight; each is waited for before its part of the staging memory is used again. */
+static attune_status run_chunks(const transfer *t)
 {
-    char *map = device->staging->block->map;
-    chunk chunks[CHUNK_COUNT] = {{0}};
-    uint64_t last = 0;
-    for (uint64_t i = 0, done = 0; done < size; i++) {
-        chunk *c = &chunks[i % CHUNK_COUNT];
-        const uint64_t staged = i % CHUNK_COUNT * CHUNK_SIZE;
-        ATTUNE__TRY(wait_chunk(device, c));
-        c->size = size - done < CHUNK_SIZE ? size - done : CHUNK_SIZE;
-        memcpy(map + staged, data + done, (size_t)c->size);
-        ATTUNE__TRY(copy_chunk(device, buffer, offset + done, staged, c->size, true, &c->value));
-        last = c->value;
-        done += c->size;
-    }
-    return attune__vulkan_wait(&device->queue.base, last, UINT64_MAX);
-}
-
-static attune_status staged_read(attune__vulkan_device *device, const attune__vulkan_buffer *buffer, uint64_t offset,
-                                 char *data, uint64_t size)
-{
-    const char *map = device->staging->block->map;
-    chunk chunks[CHUNK_COUNT] = {{0}};
-    const uint64_t count = (size + CHUNK_SIZE - 1) / CHUNK_SIZE;
-    /* Chunk i is submitted before chunk i - CHUNK_COUNT + 1 is read. */
-    for (uint64_t i = 0; i < count + CHUNK_COUNT - 1; i++) {
-        if (i < count) {
-            chunk *c = &chunks[i % CHUNK_COUNT];
-            c->offset = i * CHUNK_SIZE;
-            c->size = size - c->offset < CHUNK_SIZE ? size - c->offset : CHUNK_SIZE;
-            ATTUNE__TRY(copy_chunk(device, buffer, offset + c->offset, i % CHUNK_COUNT * CHUNK_SIZE, c->size, false,
-                                   &c->value));
+    uint64_t values[CHUNK_COUNT], submitted = 0, waited = 0;
+    cursor next = {0, 0}, arrived = {0, 0};
+    while (has_more(t, &next) || waited < submitted) {
+        if (has_more(t, &next)) {
+            const uint64_t at = submitted++ % CHUNK_COUNT;
+            ATTUNE__TRY(submit_chunk(t, &next, at * CHUNK_SIZE, &values[at]));
         }
-        if (i >= CHUNK_COUNT - 1 && i - (CHUNK_COUNT - 1) < count) {
-            const uint64_t ready = (i - (CHUNK_COUNT - 1)) % CHUNK_COUNT;
-            ATTUNE__TRY(wait_chunk(device, &chunks[ready]));
-            memcpy(data + chunks[ready].offset, map + ready * CHUNK_SIZE, (size_t)chunks[ready].size);
-        }
+        if (has_more(t, &next) && submitted - waited < CHUNK_COUNT)
+            continue;
+        const uint64_t at = waited++ % CHUNK_COUNT;
+        ATTUNE__TRY(attune__vulkan_wait(&t->device->queue.base, values[at], UINT64_MAX));
+        if (!t->into_buffers)
+            read_chunk(t, &arrived, at * CHUNK_SIZE);
     }
     return ATTUNE_OK;
 }
 
-/* A copy through staging memory, which is made for the first one: into the buffer from `from`, or into `to`. */
-static attune_status staged_copy(attune__vulkan_device *device, const attune__vulkan_buffer *buffer, uint64_t offset,
-                                 bool into_buffer, const char *from, char *to, uint64_t size)
+/* The staging memory is made for the first copy that needs it. */
+static attune_status run_staged(const transfer *t)
 {
+    attune__vulkan_device *device = t->device;
+    cursor first = {0, 0};
     attune_status status = ATTUNE_OK;
+    if (!has_more(t, &first))
+        return ATTUNE_OK;
     pthread_mutex_lock(&device->memory.mutex);
     if (!device->staging)
         status = staging_create(device, &device->staging);
@@ -186,8 +217,7 @@ static attune_status staged_copy(attune__vulkan_device *device, const attune__vu
     if (status)
         return status;
     pthread_mutex_lock(&device->staging->mutex);
-    status =
-        into_buffer ? staged_write(device, buffer, offset, from, size) : staged_read(device, buffer, offset, to, size);
+    status = run_chunks(t);
     /* A failed copy may have left chunks in flight, which the next copy must not overwrite. */
     if (status)
         (void)attune__vulkan_wait_idle(device);
@@ -195,36 +225,36 @@ static attune_status staged_copy(attune__vulkan_device *device, const attune__vu
     return status;
 }
 
+static attune_status run_transfer(const transfer *t)
+{
+    bool idle = false;
+    for (uint32_t i = 0; i < t->count; i++) {
+        const attune__copy *c = &t->copies[i];
+        if (!is_direct(t, c))
+            continue;
+        if (!idle)
+            ATTUNE__TRY(attune__vulkan_wait_idle(t->device));
+        idle = true;
+        char *at = ((const attune__vulkan_buffer *)c->buffer)->map + c->offset;
+        memcpy(t->into_buffers ? at : c->memory, t->into_buffers ? c->memory : at, (size_t)c->size);
+    }
+    return run_staged(t);
+}
+
 attune_status attune__vulkan_buffer_write(attune_buffer *buffer, uint64_t offset, const void *data, uint64_t size)
 {
-    attune__vulkan_device *device = attune__vulkan_of(buffer->device);
-    const attune__vulkan_buffer *mine = (attune__vulkan_buffer *)buffer;
-    if (!mine->map || !device->memory.direct_write)
-        return staged_copy(device, mine, offset, true, data, NULL, size);
-    ATTUNE__TRY(attune__vulkan_wait_idle(device));
-    memcpy(mine->map + offset, data, (size_t)size);
-    return ATTUNE_OK;
+    const attune__copy copy = {buffer, offset, size, (void *)(uintptr_t)data};
+    return run_transfer(&(transfer){attune__vulkan_of(buffer->device), &copy, 1, true});
 }
 
 attune_status attune__vulkan_buffer_read(const attune_buffer *buffer, uint64_t offset, void *data, uint64_t size)
 {
-    attune__vulkan_device *device = attune__vulkan_of(buffer->device);
-    const attune__vulkan_buffer *mine = (const attune__vulkan_buffer *)buffer;
-    if (!mine->map || !device->memory.direct_read)
-        return staged_copy(device, mine, offset, false, NULL, data, size);
-    ATTUNE__TRY(attune__vulkan_wait_idle(device));
-    memcpy(data, mine->map + offset, (size_t)size);
-    return ATTUNE_OK;
+    const attune__copy copy = {(attune_buffer *)(uintptr_t)buffer, offset, size, data};
+    return run_transfer(&(transfer){attune__vulkan_of(buffer->device), &copy, 1, false});
 }
 
 attune_status attune__vulkan_copy(attune_queue *queue, const attune__copy *copies, uint32_t count, bool to_device)
 {
-    attune_status status = ATTUNE_OK;
-    (void)queue; /* a device has one, in which its copies are */
-    for (uint32_t i = 0; i < count && status == ATTUNE_OK; i++) {
-        const attune__copy *c = &copies[i];
-        status = to_device ? attune__vulkan_buffer_write(c->buffer, c->offset, c->memory, c->size)
-                           : attune__vulkan_buffer_read(c->buffer, c->offset, c->memory, c->size);
-    }
-    return status;
+    /* A device has one queue, in which its copies are. */
+    return run_transfer(&(transfer){attune__vulkan_of(queue->device), copies, count, to_device});
 }

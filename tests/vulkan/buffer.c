@@ -82,6 +82,52 @@ Test(buffer, copies_through_staging)
     copy_random_ranges(true);
 }
 
+/* The messages of a rank: many copies of several buffers together, some longer than a chunk. */
+static void copy_together(bool staging_only)
+{
+    enum { COPIES = 300, BUFFERS = 3 };
+    fixture r = fixture_open(staging_only);
+    attune_queue *queue = attune_device_queue(r.device);
+    const size_t size = 9 * MIB;
+    unsigned char *model = malloc(size), *back = malloc(size);
+    attune_buffer *buffers[BUFFERS];
+    attune__copy copies[COPIES], small[COPIES];
+    cr_assert(model && back);
+    uint64_t seed = test_seed(), at = 0;
+    for (size_t i = 0; i < size; i++)
+        model[i] = (unsigned char)next(&seed);
+    for (int i = 0; i < BUFFERS; i++)
+        cr_assert_eq(attune_buffer_create(r.device, size, &buffers[i]), ATTUNE_OK, "%s", attune_last_error());
+    for (int i = 0; i < COPIES; i++) {
+        const uint64_t length = i == 7 ? 5 * MIB : next(&seed) % 9000 + 1;
+        copies[i] = (attune__copy){buffers[i % BUFFERS], at, length, model + at};
+        small[i] = (attune__copy){buffers[i % BUFFERS], (uint64_t)i * 16, 3, back};
+        at += length;
+    }
+    cr_assert_leq(at, size);
+    cr_assert_eq(attune__vulkan_copy(queue, copies, COPIES, true), ATTUNE_OK, "%s", attune_last_error());
+    for (int i = 0; i < COPIES; i++)
+        copies[i].memory = back + copies[i].offset;
+    cr_assert_eq(attune__vulkan_copy(queue, copies, COPIES, false), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(memcmp(model, back, at), 0);
+    /* Those that fit into a chunk are one submission. */
+    const uint64_t before = ((attune__vulkan_device *)r.device)->queue.submitted;
+    cr_assert_eq(attune__vulkan_copy(queue, small, COPIES, false), ATTUNE_OK);
+    if (staging_only)
+        cr_expect_eq(((attune__vulkan_device *)r.device)->queue.submitted - before, 1);
+    for (int i = 0; i < BUFFERS; i++)
+        attune_buffer_destroy(buffers[i]);
+    free(model);
+    free(back);
+    fixture_close(&r);
+}
+
+Test(buffer, copies_together)
+{
+    copy_together(false);
+    copy_together(true);
+}
+
 /* The lists of ranges have no gap, no overlap and no two free neighbours. */
 static void check_blocks(const attune__vulkan_device *device)
 {
