@@ -10,7 +10,8 @@
  *     measure.c   peaks                   merge.c    merges partial results
  *     context.c   contexts, errors        backward.c the hot call of the backward pass
  *     mask_update.c  masks computed from a tensor         serving.c  the hot call over a cache
- *     append.c    new rows of a cache
+ *     append.c    new rows of a cache     exchange.c streams of messages between ranks
+ *     peers.c     copies between devices  nccl.c     messages over NCCL
  *
  * Every entry makes the device's context current and restores the previous one, so that the calling thread keeps its
  * own.

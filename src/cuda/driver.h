@@ -36,6 +36,7 @@ enum {
     CU_ILLEGAL_ADDRESS = 700,
     CU_LAUNCH_OUT_OF_RESOURCES = 701,
     CU_LAUNCH_TIMEOUT = 702,
+    CU_PEER_ACCESS_ALREADY_ENABLED = 704,
     CU_CONTEXT_IS_DESTROYED = 709,
     CU_ASSERT = 710,
     CU_HARDWARE_STACK_ERROR = 714,
@@ -98,9 +99,15 @@ enum {
     X(copy_to_host, cuMemcpyDtoHAsync_v2, (void *to, attune__cu_pointer from, size_t size, attune__cu_stream stream))  \
     X(copy_on_device, cuMemcpyDtoDAsync_v2,                                                                            \
       (attune__cu_pointer to, attune__cu_pointer from, size_t size, attune__cu_stream stream))                         \
+    X(copy_between, cuMemcpyPeerAsync,                                                                                 \
+      (attune__cu_pointer to, attune__cu_context to_context, attune__cu_pointer from, attune__cu_context from_context, \
+       size_t size, attune__cu_stream stream))                                                                         \
+    X(device_can_access, cuDeviceCanAccessPeer, (int *can, attune__cu_device device, attune__cu_device peer))          \
+    X(context_enable_peer, cuCtxEnablePeerAccess, (attune__cu_context peer, unsigned flags))                           \
     X(stream_create, cuStreamCreate, (attune__cu_stream * stream, unsigned flags))                                     \
     X(stream_destroy, cuStreamDestroy_v2, (attune__cu_stream stream))                                                  \
     X(stream_synchronize, cuStreamSynchronize, (attune__cu_stream stream))                                             \
+    X(stream_wait, cuStreamWaitEvent, (attune__cu_stream stream, attune__cu_event event, unsigned flags))              \
     X(stream_capturing, cuStreamIsCapturing, (attune__cu_stream stream, int *status))                                  \
     X(event_create, cuEventCreate, (attune__cu_event * event, unsigned flags))                                         \
     X(event_destroy, cuEventDestroy_v2, (attune__cu_event event))                                                      \

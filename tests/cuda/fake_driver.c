@@ -10,11 +10,11 @@ fake_state fake = {.architecture = 90};
 
 static int call(const char *name)
 {
-    const int at = fake.calls++;
+    const int at = __atomic_fetch_add(&fake.calls, 1, __ATOMIC_RELAXED); /* of any thread */
     if (at < FAKE_CALLS)
         fake.names[at] = name;
-    return fake.calls == fake.fail_at || (fake.sticky && fake.fail_at && fake.calls > fake.fail_at) ? fake.fail_with
-                                                                                                    : CU_SUCCESS;
+    return at + 1 == fake.fail_at || (fake.sticky && fake.fail_at && at + 1 > fake.fail_at) ? fake.fail_with
+                                                                                            : CU_SUCCESS;
 }
 
 /* Releasing releases, whatever it answers. */
@@ -140,12 +140,12 @@ int cuDevicePrimaryCtxRelease_v2(int device)
 int cuCtxPushCurrent_v2(void *context)
 {
     CALL("cuCtxPushCurrent");
-    fake.depth++;
+    __atomic_fetch_add(&fake.depth, 1, __ATOMIC_RELAXED);
     return context == &some_object ? 0 : 201;
 }
 int cuCtxPopCurrent_v2(void **context)
 {
-    fake.depth--;
+    __atomic_fetch_sub(&fake.depth, 1, __ATOMIC_RELAXED);
     *context = &some_object;
     return call("cuCtxPopCurrent");
 }
@@ -190,6 +190,33 @@ int cuMemcpyDtoDAsync_v2(unsigned long long to, unsigned long long from, size_t 
     (void)stream;
     CALL("cuMemcpyDtoDAsync");
     memmove((void *)(size_t)to, (const void *)(size_t)from, size);
+    return 0;
+}
+int cuMemcpyPeerAsync(unsigned long long to, void *to_context, unsigned long long from, void *from_context, size_t size,
+                      void *stream)
+{
+    (void)to_context, (void)from_context, (void)stream;
+    CALL("cuMemcpyPeerAsync");
+    memcpy((void *)(size_t)to, (const void *)(size_t)from, size);
+    return 0;
+}
+int cuDeviceCanAccessPeer(int *can, int device, int peer)
+{
+    (void)device, (void)peer;
+    CALL("cuDeviceCanAccessPeer");
+    *can = 1;
+    return 0;
+}
+int cuCtxEnablePeerAccess(void *peer, unsigned flags)
+{
+    (void)peer, (void)flags;
+    CALL("cuCtxEnablePeerAccess");
+    return 0;
+}
+int cuStreamWaitEvent(void *stream, void *event, unsigned flags)
+{
+    (void)flags, (void)stream, (void)event;
+    CALL("cuStreamWaitEvent");
     return 0;
 }
 int cuStreamCreate(void **stream, unsigned flags)

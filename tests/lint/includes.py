@@ -24,7 +24,7 @@ BELOW = {
     'api': {'base', 'expr', 'mask', 'plan', 'cache', 'backend.h'},
     'distributed': {'base', 'expr', 'mask', 'plan', 'backend.h', 'api'},
 }
-PUBLIC = {'attune.h': {'stdbool.h', 'stddef.h', 'stdint.h'}, 'cuda.h': {'attune/attune.h'}, 'opencl.h': {'attune/attune.h'}, 'distributed.h': {'attune/attune.h'},
+PUBLIC = {'attune.h': {'stdbool.h', 'stddef.h', 'stdint.h'}, 'cuda.h': {'attune/attune.h'}, 'cuda_ranks.h': {'attune/distributed.h'}, 'opencl.h': {'attune/attune.h'}, 'distributed.h': {'attune/attune.h'},
           'mpi.h': {'attune/distributed.h', 'mpi.h', 'stdlib.h', 'string.h'},
           'threads.h': {'attune/distributed.h', 'pthread.h', 'stdlib.h', 'string.h'}}
 

@@ -27,7 +27,14 @@ typedef struct function {
 #define DECLARE(name, symbol, parameters) int symbol parameters;
 ATTUNE__CUDA_FUNCTIONS(DECLARE)
 
-static int some_object;
+static int some_object, contexts[2];
+
+/* ATTUNE_MODEL_DEVICES: 1 or 2, whose memory is the same. */
+static int devices(void)
+{
+    const char *text = getenv("ATTUNE_MODEL_DEVICES");
+    return text && atoi(text) == 2 ? 2 : 1;
+}
 
 static int architecture(void)
 {
@@ -62,13 +69,13 @@ int cuGetErrorName(int error, const char **name)
 }
 int cuDeviceGetCount(int *count)
 {
-    *count = 1;
+    *count = devices();
     return CU_SUCCESS;
 }
 int cuDeviceGet(int *device, int ordinal)
 {
     *device = ordinal;
-    return ordinal ? 101 : CU_SUCCESS;
+    return ordinal >= devices() ? 101 : CU_SUCCESS;
 }
 int cuDeviceGetName(char *name, int size, int device)
 {
@@ -78,8 +85,7 @@ int cuDeviceGetName(char *name, int size, int device)
 }
 int cuDeviceGetUuid(attune__cu_uuid *uuid, int device)
 {
-    (void)device;
-    memset(uuid->bytes, 11, sizeof uuid->bytes);
+    memset(uuid->bytes, 11 + device, sizeof uuid->bytes);
     return CU_SUCCESS;
 }
 int cuDeviceTotalMem_v2(size_t *bytes, int device)
@@ -135,8 +141,7 @@ int cuDeviceGetAttribute(int *value, int attribute, int device)
 }
 int cuDevicePrimaryCtxRetain(void **context, int device)
 {
-    (void)device;
-    *context = &some_object;
+    *context = &contexts[device];
     return CU_SUCCESS;
 }
 int cuDevicePrimaryCtxRelease_v2(int device)
@@ -144,18 +149,26 @@ int cuDevicePrimaryCtxRelease_v2(int device)
     (void)device;
     return CU_SUCCESS;
 }
+static _Thread_local void *current[16];
+static _Thread_local unsigned depth;
+
 int cuCtxPushCurrent_v2(void *context)
 {
-    return context == &some_object ? CU_SUCCESS : CU_INVALID_CONTEXT;
+    if (context != &contexts[0] && context != &contexts[1])
+        return CU_INVALID_CONTEXT;
+    current[depth++ % 16] = context;
+    return CU_SUCCESS;
 }
 int cuCtxPopCurrent_v2(void **context)
 {
-    *context = &some_object;
+    if (!depth)
+        return CU_INVALID_CONTEXT;
+    *context = current[--depth % 16];
     return CU_SUCCESS;
 }
 int cuCtxGetDevice(int *device)
 {
-    *device = 0;
+    *device = depth && current[(depth - 1) % 16] == &contexts[1];
     return CU_SUCCESS;
 }
 
@@ -191,7 +204,33 @@ int cuMemcpyDtoDAsync_v2(unsigned long long to, unsigned long long from, size_t 
     return CU_SUCCESS;
 }
 
+int cuMemcpyPeerAsync(unsigned long long to, void *to_context, unsigned long long from, void *from_context, size_t size,
+                      void *stream)
+{
+    (void)stream;
+    if (to_context == from_context)
+        return CU_INVALID_CONTEXT;
+    memcpy((void *)(uintptr_t)to, (const void *)(uintptr_t)from, size);
+    return CU_SUCCESS;
+}
+int cuDeviceCanAccessPeer(int *can, int device, int peer)
+{
+    *can = device != peer;
+    return CU_SUCCESS;
+}
+int cuCtxEnablePeerAccess(void *peer, unsigned flags)
+{
+    (void)flags;
+    return peer ? CU_SUCCESS : CU_INVALID_CONTEXT;
+}
+
 /* ---------------------------------------------------------------------------------------------- streams and events */
+
+int cuStreamWaitEvent(void *stream, void *event, unsigned flags)
+{
+    (void)stream, (void)event, (void)flags;
+    return CU_SUCCESS;
+}
 
 int cuStreamCreate(void **stream, unsigned flags)
 {

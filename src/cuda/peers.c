@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Copies between the CUDA devices of one process (attune/cuda_ranks.h). The threads of the ranks meet twice in an
+ * exchange, for what only the host knows:
+ *
+ *     exchange   record `ready` in the queue; meet: the messages and `ready` of all ranks are known; copy what this
+ *                rank receives, each copy after the sender's `ready`; record `done`
+ *     finish     meet: `done` of all ranks is recorded; the queue waits for the own one, and for those of the ranks
+ *                that read this rank's memory
+ *
+ * So `ready` is recorded again only after all ranks have used it, and likewise `done`.
+ */
+#include <attune/cuda_ranks.h>
+#include <attune/threads.h>
+
+#include "base/alloc.h"
+#include "base/error.h"
+#include "cuda/exchange.h"
+
+struct attune_cuda_peers {
+    attune_allocator allocator;
+    attune_threads threads;
+    struct peer {
+        attune_cuda_peers *all;
+        attune__cuda_exchange messages;
+    } ranks[];
+};
+
+/* ---------------------------------------------------------------------------------------------------------- copies */
+
+/* Copies what one peer sends to this rank: its n-th message is the n-th that is received from it. */
+static attune_status copy_from(const struct peer *mine, const attune_threads_rank *me, const attune_threads_rank *from)
+{
+    const attune__cuda_exchange *to = &mine->messages, *source = &mine->all->ranks[from->rank].messages;
+    const attune__cuda_driver *driver = &to->device->driver;
+    const attune__cu_context context = to->device->context, other = source->device->context;
+    attune__cu_result result = CU_SUCCESS;
+    uint32_t sent = 0;
+    bool waits = true;
+    for (uint32_t i = 0; i < me->receive_count && result == CU_SUCCESS; i++) {
+        const attune_message *m = &me->receives[i];
+        if (m->peer != from->rank)
+            continue;
+        while (sent < from->send_count && from->sends[sent].peer != me->rank)
+            sent++;
+        if (sent == from->send_count || from->sends[sent].size != m->size)
+            return attune__fail(ATTUNE_INTERNAL, "rank %u receives other messages than rank %u sends", me->rank,
+                                from->rank);
+        if (waits)
+            result = driver->stream_wait(to->stream, source->ready, 0);
+        waits = false;
+        const attune__cu_pointer at = attune__cuda_message(m), data = attune__cuda_message(&from->sends[sent++]);
+        if (result == CU_SUCCESS)
+            result = context == other ? driver->copy_on_device(at, data, (size_t)m->size, to->stream)
+                                      : driver->copy_between(at, context, data, other, (size_t)m->size, to->stream);
+    }
+    return attune__cuda_check(to->device, result, "a copy between ranks");
+}
+
+static attune_status copy_all(const struct peer *mine, const attune_threads_rank *me)
+{
+    attune_threads *threads = me->group;
+    const attune__cuda_exchange *e = &mine->messages;
+    if (!attune_threads_enter(threads))
+        return ATTUNE_UNAVAILABLE;
+    attune_status status = attune__cuda_enter(e->device);
+    if (status == ATTUNE_OK) {
+        for (uint32_t r = 0; r < threads->size && status == ATTUNE_OK; r++)
+            if (r != me->rank)
+                status = copy_from(mine, me, &threads->ranks[r]);
+        if (status == ATTUNE_OK)
+            status = attune__cuda_check(e->device, e->device->driver.event_record(e->done, e->stream), "cuEventRecord");
+        attune__cuda_leave(e->device);
+    }
+    attune_threads_leave(threads);
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------------------- transport */
+
+static attune_threads_rank *rank_of(const struct peer *mine)
+{
+    return &mine->all->threads.ranks[mine - mine->all->ranks];
+}
+
+static attune_status gather(void *user, const void *mine, void *all, size_t size)
+{
+    return attune_threads_gather(rank_of(user), mine, all, size);
+}
+
+static attune_status exchange(void *user, const attune_message *sends, uint32_t send_count,
+                              const attune_message *receives, uint32_t receive_count, attune_queue *queue)
+{
+    const struct peer *mine = user;
+    const attune__cuda_exchange *e = &mine->messages;
+    attune_threads_rank *me = rank_of(mine);
+    ATTUNE__TRY(attune__cuda_enter(e->device));
+    const attune_status status = attune__cuda_check(e->device, attune__cuda_exchange_ready(e, queue), "an exchange");
+    attune__cuda_leave(e->device);
+    ATTUNE__TRY(status);
+    ATTUNE__TRY(attune_threads_exchange(me, sends, send_count, receives, receive_count, queue));
+    return copy_all(mine, me);
+}
+
+static attune_status finish(void *user, attune_queue *queue)
+{
+    const struct peer *mine = user;
+    const attune__cuda_exchange *e = &mine->messages;
+    const attune_threads_rank *me = rank_of(mine);
+    const attune__cuda_driver *driver = &e->device->driver;
+    const attune__cu_stream stream = ((const attune__cuda_queue *)queue)->stream;
+    ATTUNE__TRY(attune_threads_meet(me->group));
+    ATTUNE__TRY(attune__cuda_enter(e->device));
+    attune__cu_result result = driver->stream_wait(stream, e->done, 0);
+    for (uint32_t i = 0; i < me->send_count && result == CU_SUCCESS; i++)
+        if (!i || me->sends[i].peer != me->sends[i - 1].peer)
+            result = driver->stream_wait(stream, mine->all->ranks[me->sends[i].peer].messages.done, 0);
+    attune__cuda_leave(e->device);
+    return attune__cuda_check(e->device, result, "an exchange");
+}
+
+/* Once nobody enqueues copies any more, those that were are waited for: memory of any rank may be freed then. */
+static void abort_all(void *user)
+{
+    const attune_cuda_peers *all = ((const struct peer *)user)->all;
+    attune_threads_abort(rank_of(user));
+    for (uint32_t r = 0; r < all->threads.size; r++) {
+        const attune__cuda_exchange *e = &all->ranks[r].messages;
+        if (e->device->driver.context_push(e->device->context) != CU_SUCCESS)
+            continue;
+        e->device->driver.stream_synchronize(e->stream);
+        attune__cuda_leave(e->device);
+    }
+}
+
+attune_status attune_cuda_peers_transport(attune_cuda_peers *peers, uint32_t rank, attune_transport *transport)
+{
+    if (!peers || !transport)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s is NULL", peers ? "transport" : "peers");
+    if (rank >= peers->threads.size)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "rank is %u, expected at most %u", rank, peers->threads.size - 1);
+    *transport = (attune_transport){.struct_size = sizeof *transport,
+                                    .rank = rank,
+                                    .size = peers->threads.size,
+                                    .user = &peers->ranks[rank],
+                                    .gather = gather,
+                                    .exchange = exchange,
+                                    .finish = finish,
+                                    .abort = abort_all};
+    return ATTUNE_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------------ group */
+
+/* Lets the devices of two ranks read each other's memory, if they can. */
+static attune_status connect_devices(attune__cuda_device *a, attune__cuda_device *b)
+{
+    int can = 0;
+    if (a->context == b->context || a->device == b->device)
+        return ATTUNE_OK;
+    attune__cu_result result = a->driver.device_can_access(&can, a->device, b->device);
+    if (result != CU_SUCCESS || !can)
+        return attune__cuda_check(a, result, "cuDeviceCanAccessPeer");
+    ATTUNE__TRY(attune__cuda_enter(a));
+    result = a->driver.context_enable_peer(b->context, 0);
+    attune__cuda_leave(a);
+    return result == CU_PEER_ACCESS_ALREADY_ENABLED ? ATTUNE_OK
+                                                    : attune__cuda_check(a, result, "cuCtxEnablePeerAccess");
+}
+
+attune_status attune_cuda_peers_create(attune_device *const *devices, uint32_t count, attune_cuda_peers **peers)
+{
+    if (!peers)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "peers is NULL");
+    *peers = NULL;
+    if (!devices || !count || count > ATTUNE_MAX_RANKS)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "devices is %s and count is %u, expected 1 to %d devices",
+                            devices ? "set" : "NULL", count, ATTUNE_MAX_RANKS);
+    if (!devices[0])
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "devices[0] is NULL");
+    const attune_allocator allocator = devices[0]->host.allocator;
+    attune_cuda_peers *made = attune__alloc(&allocator, 1, sizeof *made + count * sizeof *made->ranks);
+    if (!made)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    made->allocator = allocator;
+    attune_status status = attune_threads_init(&made->threads, count);
+    if (status != ATTUNE_OK) {
+        attune__free(&allocator, made);
+        return status;
+    }
+    for (uint32_t r = 0; r < count && status == ATTUNE_OK; r++) {
+        made->ranks[r].all = made;
+        status = attune__cuda_exchange_init(devices[r], NULL, &made->ranks[r].messages);
+        for (uint32_t i = 0; i < r && status == ATTUNE_OK; i++) {
+            status = connect_devices(attune__cuda_of(devices[r]), attune__cuda_of(devices[i]));
+            if (status == ATTUNE_OK)
+                status = connect_devices(attune__cuda_of(devices[i]), attune__cuda_of(devices[r]));
+        }
+    }
+    if (status == ATTUNE_OK)
+        *peers = made;
+    else
+        attune_cuda_peers_destroy(made);
+    return status;
+}
+
+void attune_cuda_peers_destroy(attune_cuda_peers *peers)
+{
+    if (!peers)
+        return;
+    const attune_allocator allocator = peers->allocator;
+    for (uint32_t r = 0; r < peers->threads.size; r++)
+        attune__cuda_exchange_finish(&peers->ranks[r].messages);
+    attune_threads_finish(&peers->threads);
+    attune__free(&allocator, peers);
+}
