@@ -3,6 +3,13 @@
  * forward and backward, against float64; each rank has a device of its own, but those of OpenCL share one. */
 #include <criterion/criterion.h>
 
+#if ATTUNE_HAVE_CUDA
+#include <attune/cuda_ranks.h>
+#endif
+#include <dlfcn.h>
+#include <stdlib.h>
+
+#include "cuda/fake_nccl.h"
 #include "distributed/sharing.h"
 #include "support/devices.h"
 
@@ -19,7 +26,48 @@ typedef struct row {
     uint32_t ranks;
 } row;
 
-static void run_row(sharing *s, const row *r, uint64_t number, uint32_t calls)
+/* How messages go between devices. */
+typedef enum carrier { THROUGH_HOST, PEERS, NCCL } carrier;
+
+#if ATTUNE_HAVE_CUDA
+typedef struct connection {
+    attune_cuda_peers *peers;
+    attune_nccl *nccl[MOST_RANKS];
+    fake_nccl_comm comms[MOST_RANKS];
+} connection;
+
+static void no_abort(void *user)
+{
+    (void)user;
+}
+
+/* After sharing_begin. */
+static void connect_ranks(sharing *s, carrier by, connection *c)
+{
+    attune_device *devices[MOST_RANKS];
+    for (uint32_t r = 0; r < s->ranks; r++)
+        devices[r] = sharing_device(s, r);
+    if (by == PEERS)
+        cr_assert_eq(attune_cuda_peers_create(devices, s->ranks, &c->peers), ATTUNE_OK, "%s", attune_last_error());
+    for (uint32_t r = 0; r < s->ranks && by == PEERS; r++)
+        cr_assert_eq(attune_cuda_peers_transport(c->peers, r, &s->group.ends[r].shared), ATTUNE_OK);
+    for (uint32_t r = 0; r < s->ranks && by == NCCL; r++) {
+        c->comms[r] = (fake_nccl_comm){(int)r, (int)s->ranks};
+        const attune_nccl_desc desc = {.struct_size = sizeof desc, .comm = &c->comms[r], .abort = no_abort};
+        cr_assert_eq(attune_nccl_create(devices[r], &desc, &c->nccl[r]), ATTUNE_OK, "%s", attune_last_error());
+        cr_assert_eq(attune_nccl_transport(c->nccl[r], &s->group.ends[r].shared), ATTUNE_OK);
+    }
+}
+
+static void disconnect_ranks(connection *c)
+{
+    attune_cuda_peers_destroy(c->peers);
+    for (uint32_t r = 0; r < MOST_RANKS; r++)
+        attune_nccl_destroy(c->nccl[r]);
+}
+#endif
+
+static void run_row(sharing *s, const row *r, uint64_t number, uint32_t calls, carrier by)
 {
     attention a;
     failure why;
@@ -29,7 +77,15 @@ static void run_row(sharing *s, const row *r, uint64_t number, uint32_t calls)
     s->backward = true;
     cr_assert(case_instantiate(s->instance, r->c, r->dtype, test_seed() + number, &a, &why), "%s", why.message);
     sharing_begin(s, &a, number);
+#if ATTUNE_HAVE_CUDA
+    connection c = {.peers = NULL};
+    connect_ranks(s, by, &c);
     rank_group_run(&s->group, sharing_run_rank, s);
+    disconnect_ranks(&c);
+#else
+    cr_assert_eq(by, THROUGH_HOST);
+    rank_group_run(&s->group, sharing_run_rank, s);
+#endif
     bool done = true;
     for (uint32_t i = 0; i < s->ranks; i++) {
         done = done && s->status[i] == ATTUNE_OK;
@@ -47,7 +103,7 @@ static void run_row(sharing *s, const row *r, uint64_t number, uint32_t calls)
     case_release(&a);
 }
 
-static void run_rows(const char *const *backends, uint32_t count)
+static void run_rows_by(carrier by, const char *const *backends, uint32_t count)
 {
     static sharing s;
     const row rows[] = {
@@ -58,8 +114,13 @@ static void run_rows(const char *const *backends, uint32_t count)
     sharing_open_devices(&s, backends, count);
     for (uint64_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         if (test_part(i))
-            run_row(&s, &rows[i], i, 3);
+            run_row(&s, &rows[i], i, 3, by);
     sharing_close(&s);
+}
+
+static void run_rows(const char *const *backends, uint32_t count)
+{
+    run_rows_by(THROUGH_HOST, backends, count);
 }
 
 #define BACKENDS(...)                                                                                                  \
@@ -98,6 +159,33 @@ Test(distributed_devices, model, .timeout = 3000)
     model_or_skip();
     run_rows(BACKENDS("cuda", "cpu", "cuda"));
 }
+
+#if ATTUNE_HAVE_CUDA
+/* Copies between devices: of ranks on one GPU, and of the model's two. */
+Test(distributed_devices, peers, .timeout = 500)
+{
+    run_rows_by(PEERS, BACKENDS("cuda", "cuda", "cuda"));
+}
+
+Test(distributed_peers, model, .timeout = 3000)
+{
+    model_or_skip();
+    cr_assert_eq(setenv("ATTUNE_MODEL_DEVICES", "2", 1), 0);
+    run_rows_by(PEERS, BACKENDS("cuda:0", "cuda:1", "cuda:0"));
+}
+
+/* Over a fake NCCL, on Hopper's kernels. */
+Test(distributed_nccl, model, .timeout = 3000)
+{
+    const char *path = getenv("ATTUNE_FAKE_NCCL");
+    model_or_skip();
+    if (!path)
+        cr_skip_test("ATTUNE_FAKE_NCCL is not set");
+    cr_assert(dlopen(path, RTLD_NOW | RTLD_LOCAL), "%s", dlerror());
+    cr_assert_eq(setenv("ATTUNE_MODEL_ARCHITECTURE", "90", 1), 0);
+    run_rows_by(NCCL, BACKENDS("cuda", "cuda", "cuda"));
+}
+#endif
 
 /* With 2 ranks the first two. */
 Test(distributed_devices, mixed)
