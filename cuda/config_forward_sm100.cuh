@@ -54,6 +54,9 @@ struct forward_config {
     static constexpr int SOFTMAX_WARPS = 4 * GROUPS, MMA_WARP = 4 + SOFTMAX_WARPS;
     /* Commits release stages: the CTA must not end before they have arrived. */
     static constexpr bool DRAINS = true;
+    /* The scan warps wait for V of every key tile and release it, so that with one stage, too, they are never a phase
+     * behind. */
+    static constexpr bool SCAN_RELEASES_V = SCANS_V;
     /* setmaxnreg's; together the warp groups have the 65536 of an SM. */
     static constexpr int OTHER_REGISTERS = GROUPS == 2 ? 72 : 72;
     static constexpr int SOFTMAX_REGISTERS = GROUPS == 2 ? 184 : 248;

@@ -269,40 +269,52 @@ __device__ __forceinline__ void exponentiate(row_state &state, u32 s, float fact
 }
 
 /* Adds the infinities and NaN of V that the scan warps replaced by 0, to the rows that are allowed to attend them.
- * Their product with any weight is infinite or NaN, so the weight is left out. */
-__device__ __forceinline__ void add_non_finite_v(u32 o, const attune_cuda_arguments &a, const tile_coord &p, int kv,
-                                                 int flags, int row)
+ * Their product with a weight is NaN if the weight is 0, and the element itself with any other. The weights are P's, at
+ * s. */
+__device__ __forceinline__ void add_non_finite_v(u32 s, u32 o, const attune_cuda_arguments &a, const tile_coord &p,
+                                                 int kv, int flags, int row)
 {
-    int end = min(kv + BLOCK_N, a.kv_len);
     const element *v = (const element *)a.v.address + p.b * a.v.batch + p.h_kv * a.v.head;
-    change_o(o, [&](float(&x)[16], int column) {
+    tmem_wait_store();
 #pragma unroll 1
-        for (int key = kv; key < end; key++) {
-            bool allowed = !(flags & TILE_ABSENT) && (!(flags & TILE_PARTIAL) || pair_allowed(a, p, row, key));
-            if (!allowed)
-                continue;
+    for (int part = 0; part < sm100::PARTS; part++, kv += sm100::PART) {
+        u32 w[sm100::PART / 2], weightless = 0;
+        tmem_load(w, s + (u32)(part * (sm100::PART / 2)));
+        tmem_wait_load(w);
 #pragma unroll
-            for (int i = 0; i < 16; i++) {
-                u32 bits = column + i < HEAD_DIM_V ? v[key * a.v.row + column + i] : 0;
-                if (non_finite_signs(bits) & 0x8000u)
-                    x[i] += unpack(bits);
+        for (int i = 0; i < sm100::PART; i++)
+            weightless |= w[i / 2] >> i % 2 * 16 & 0x7fffu ? 0 : 1u << i;
+        int end = min(kv + sm100::PART, a.kv_len);
+        change_o(o, [&](float(&x)[16], int column) {
+#pragma unroll 1
+            for (int key = kv; key < end; key++) {
+                bool allowed = !(flags & TILE_ABSENT) && (!(flags & TILE_PARTIAL) || pair_allowed(a, p, row, key));
+                if (!allowed)
+                    continue;
+                float factor = weightless >> (key - kv) & 1 ? 0.0f : 1.0f;
+#pragma unroll
+                for (int i = 0; i < 16; i++) {
+                    u32 bits = column + i < HEAD_DIM_V ? v[key * a.v.row + column + i] : 0;
+                    if (non_finite_signs(bits) & 0x8000u)
+                        x[i] += factor * unpack(bits);
+                }
             }
-        }
-        __syncwarp();
-    });
+            __syncwarp();
+        });
+    }
 }
 
 /* Before P V: waits until the scan warps have read the tile's V. Not every tile is scanned, so each stage has a phase
  * of its own: `scanned` has a bit for each stage, the phase to wait for. */
-__device__ __forceinline__ void wait_scanned(u32 o, control &c, const attune_cuda_arguments &a, const tile_coord &p,
-                                             int kv, int flags, int row, u32 stage, u32 &scanned)
+__device__ __forceinline__ void wait_scanned(u32 s, u32 o, control &c, const attune_cuda_arguments &a,
+                                             const tile_coord &p, int kv, int flags, int row, u32 stage, u32 &scanned)
 {
     if (!sm100::SCANS_V || !(flags & TILE_SCAN_V))
         return;
     barrier_wait(&c.v_scanned[stage], scanned >> stage & 1);
     scanned ^= 1u << stage;
     if (c.non_finite[stage])
-        add_non_finite_v(o, a, p, kv, flags, row);
+        add_non_finite_v(s, o, a, p, kv, flags, row);
 }
 
 /* ------------------------------------------------------------------------------------------------------------ store */
@@ -403,7 +415,7 @@ __device__ __forceinline__ void consume(const attune_cuda_arguments &a, sm100_co
             /* 5: online softmax */
             raise_maximum(state, o, largest, factor, a.row_max.address != 0, first);
             exponentiate(state, s, factor);
-            wait_scanned(o, c.tiles, a, coord, kv, flags, row, k.stage, scanned);
+            wait_scanned(s, o, c.tiles, a, coord, kv, flags, row, k.stage, scanned);
             if (sm100::SCANS_V) {
                 /* Not before it is full: the other group may still have to release it for the key tile before. */
                 consumer_wait<&control::v>(c.tiles, k);
@@ -436,7 +448,7 @@ __device__ __forceinline__ void init_barriers(sm100_control &c, unsigned char *m
         pipeline_init<&control::q>(c.tiles, i, 1, SOFTMAX + SCAN + 2);
     for (int i = 0; i < STAGES; i++) {
         pipeline_init<&control::k>(c.tiles, i, 1, SOFTMAX + SCAN + 2);
-        pipeline_init<&control::v>(c.tiles, i, 1, (sm100::SCANS_V ? SOFTMAX : 0) + 1);
+        pipeline_init<&control::v>(c.tiles, i, 1, (sm100::SCANS_V ? SOFTMAX + SCAN : 0) + 1);
         barrier_init(&c.tiles.v_scanned[i], 1);
     }
     for (int i = 0; i < sm100::QUEUE_STAGES; i++)

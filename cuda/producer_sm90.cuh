@@ -314,6 +314,11 @@ __device__ __forceinline__ void scan_v(const attune_cuda_arguments &a, control &
                     barrier_arrive(&c.v_scanned[r.stage]);
                 }
             }
+            if constexpr (forward::SCAN_RELEASES_V) {
+                if (!(flags & TILE_SCAN_V)) /* not before it is full */
+                    consumer_wait<&control::v>(c, r);
+                consumer_release<&control::v>(c, r);
+            }
             advance(r);
         }
         consumer_release<&control::q>(c, q);

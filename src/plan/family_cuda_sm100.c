@@ -152,7 +152,7 @@ static const char *sm100_reject_tile(const attune__search *search, const attune_
         *option = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) ? ATTUNE__NUM_WARPS : ATTUNE__BLOCK_M;
         return "there are 4 warps for each 128 rows, 4 that load and 4 for the products";
     }
-    return attune__cuda_reject_one_stage(s, v[ATTUNE__NUM_STAGES], option);
+    return NULL;
 }
 
 static attune__cost sm100_cost(const attune__search *search, const attune__tile *tile)

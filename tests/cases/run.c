@@ -473,12 +473,6 @@ static void finish(running *r)
     }
 }
 
-static bool is_blackwell(const attune_plan *plan)
-{
-    attune_plan_choice choice = {.struct_size = sizeof choice};
-    return attune_plan_choice_get(plan, &choice) == ATTUNE_OK && !strcmp(choice.kernel, "cuda_sm100a");
-}
-
 bool case_run(attune_instance *instance, attune_device *device, const attention_case *c, attune_dtype dtype,
               uint64_t seed, failure *why)
 {
@@ -515,11 +509,6 @@ bool case_run(attune_instance *instance, attune_device *device, const attention_
     for (int64_t i = 0; ok && both && i < rows; i++)
         if (isnan(result[1].row_max[i]) && result[0].row_max[i] == INFINITY)
             result[0].row_max[i] = NAN;
-    /* docs/numerics.md: in cuda_sm100a an infinite v stays infinite, whatever its weight. */
-    const bool stays = (c->input == INPUT_NONFINITE || c->input == INPUT_INFINITE_V) && ok && is_blackwell(r.plan);
-    for (int64_t i = 0; stays && i < rows * dv; i++)
-        if (isfinite(result[1].lse[i / dv]) && isnan(result[1].o[i]) && isinf(result[0].o[i]))
-            result[0].o[i] = NAN;
     /* Of a row that has keys. */
     for (int64_t i = 0; ok && i < rows; i++)
         if (isfinite(result[1].lse[i]))

@@ -233,7 +233,8 @@ static const model_case hopper_faults[] = {
      .report = "of shared memory, which"},
 };
 
-#define SM100 "{\"KERNEL\": \"cuda_sm100a\"}"
+#define SM100           "{\"KERNEL\": \"cuda_sm100a\"}"
+#define SM100_ONE_STAGE "{\"KERNEL\": \"cuda_sm100a\", \"num_stages\": 1}"
 
 static const model_case blackwell[] = {
     {.architecture = "100", .row = CASE_gqa_3, .dtype = ATTUNE_BF16, .options = SM100},
@@ -253,6 +254,8 @@ static const model_case blackwell[] = {
     {.architecture = "100", .row = CASE_key_documents, .dtype = ATTUNE_F16, .options = SM100},
     {.architecture = "100", .row = CASE_head_256, .dtype = ATTUNE_BF16, .options = SM100},
     {.architecture = "100", .row = CASE_infinite_part, .dtype = ATTUNE_F16, .options = SM100},
+    {.architecture = "100", .row = CASE_infinite_v_weightless, .dtype = ATTUNE_F16, .options = SM100},
+    {.architecture = "100", .row = CASE_nan_hidden_partial, .dtype = ATTUNE_BF16, .options = SM100_ONE_STAGE},
 };
 
 #define SM100_ORDERED "{\"KERNEL\": \"cuda_sm100a\", \"DETERMINISTIC\": true}"
@@ -285,9 +288,16 @@ static const model_case blackwell_backward[] = {
 };
 
 static const model_case blackwell_faults[] = {
+    /* The weight of an infinity of V is not regarded. */
+    {.architecture = "100",
+     .row = CASE_infinite_v_weightless,
+     .dtype = ATTUNE_F16,
+     .options = SM100,
+     .fault = "forward_sm100.cu|weightless >> (key - kv) & 1 ? 0.0f : 1.0f|1.0f",
+     .report = "infinite_v_weightless"},
     /* The CTA ends before the commits that release stages have arrived. */
     {.architecture = "100",
-     .row = CASE_gqa_3,
+     .row = CASE_alibi,
      .dtype = ATTUNE_F16,
      .options = SM100,
      .fault = "config_forward_sm100.cuh|DRAINS = true|DRAINS = false",
@@ -526,7 +536,12 @@ Test(model, blackwell)
 
 Test(model, blackwell_heads_and_terms)
 {
-    check_cases(blackwell, 6, sizeof blackwell / sizeof blackwell[0]);
+    check_cases(blackwell, 6, 16);
+}
+
+Test(model, blackwell_non_finite)
+{
+    check_cases(blackwell, 16, sizeof blackwell / sizeof blackwell[0]);
 }
 
 Test(model, blackwell_backward)
