@@ -32,13 +32,15 @@ static bool meets_edge(const attune_expr *score, const attune__node *node, const
            !(divides && bounds[operand].fhi < 0);
 }
 
-bool attune__is_smooth(const attune_expr *score)
+/* Whether the result is continuous in those of its functions and divisions, if it has any. */
+static bool is_continuous(const attune_expr *expr, bool *functions)
 {
     attune__interval bounds[ATTUNE_EXPR_MAX_NODES];
-    bool rounded[ATTUNE_EXPR_MAX_NODES], any = false;
-    attune__ctext_bounds(score, bounds);
-    for (uint32_t n = 0; n < score->node_count; n++) {
-        const attune__node *node = &score->nodes[n];
+    bool rounded[ATTUNE_EXPR_MAX_NODES];
+    *functions = false;
+    attune__ctext_bounds(expr, bounds);
+    for (uint32_t n = 0; n < expr->node_count; n++) {
+        const attune__node *node = &expr->nodes[n];
         const bool steps = (node->op >= ATTUNE__OP_EQ && node->op <= ATTUNE__OP_LE) || node->op == ATTUNE__OP_FLOOR ||
                            node->op == ATTUNE__OP_CEIL || node->op == ATTUNE__OP_MOD;
         rounded[n] = node->op >= ATTUNE__OP_EXP || (node->op == ATTUNE__OP_DIV && node->type == ATTUNE__FLOAT);
@@ -47,11 +49,17 @@ bool attune__is_smooth(const attune_expr *score)
                 return false;
             rounded[n] = rounded[n] || rounded[node->arg[i]];
         }
-        if (meets_edge(score, node, rounded, bounds))
+        if (meets_edge(expr, node, rounded, bounds))
             return false;
-        any = any || rounded[n];
+        *functions = *functions || rounded[n];
     }
-    return any;
+    return true;
+}
+
+bool attune__is_smooth(const attune_expr *score)
+{
+    bool functions;
+    return is_continuous(score, &functions) && functions;
 }
 
 static attune__value_analysis analyse_value(const attune_expr *expr, uint32_t root)
@@ -82,6 +90,8 @@ attune__analysis attune__analyse(const attune_expr *mask, const attune_expr *sco
         a.smooth = attune__is_smooth(score);
     }
     if (gradient) {
+        bool functions;
+        a.smooth_slope = a.smooth && is_continuous(gradient->expr, &functions);
         a.slope = analyse_value(gradient->expr, gradient->score);
         a.slope.terms[ATTUNE__ONE_HEAD] = attune__expr_terms(gradient->expr, gradient->score, 0);
         a.slope.terms[ATTUNE__SEVERAL_HEADS] = attune__expr_terms(gradient->expr, gradient->score, head);

@@ -53,6 +53,7 @@ typedef struct attune__analysis {
     bool linear;            /* the score is factor * product + base + slope * (kv - origin), of terms of the row */
     bool sloped;            /* it is linear, and depends on kv */
     bool smooth;            /* its functions may be approximate (attune__is_smooth) */
+    bool smooth_slope;      /* so may those of its derivatives */
     bool reads_pairs;       /* it reads captures at indices that depend on both q and kv, or on the product */
     uint32_t capture_reads; /* with a gradient, in backward; uniform_reads: among them */
     attune__uniform_reads uniform_reads;

@@ -535,10 +535,11 @@ static void sm80_variant(const attune__shape *s, const attune_plan_choice *c, at
 {
     attune__cuda_variant(s, c, variant);
     if (c->direction == ATTUNE_BACKWARD) {
-        /* Where dK, dV, S and dP fill three quarters of the registers, the operands of a long score for all columns at
-         * once do not fit the rest. */
+        /* Where dK, dV, S and dP fill three quarters of the registers, the operands of a long score, or of functions,
+         * for all columns at once do not fit the rest. */
         const uint32_t share = backward_share(c->block_n1, c->num_warps), columns = c->block_m1;
-        variant->serial_columns = variant->score_chunks && !attune__cuda_separate_dk_dv(s) && share * columns >= 64 &&
+        variant->serial_columns = (variant->score_chunks || variant->fast_functions) &&
+                                  !attune__cuda_separate_dk_dv(s) && share * columns >= 64 &&
                                   share * (s->head_dim + s->head_dim_v + 2 * columns) / 2 >= 192;
     } else if (c->decode)
         variant->saved_state = attune_cuda_decode_sm80_saves_state(

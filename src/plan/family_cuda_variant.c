@@ -3,6 +3,7 @@
 #include "plan/family_cuda.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "cuda/layout_sm90.h"
 
@@ -37,6 +38,13 @@ static void choose_mask(const attune__shape *s, const attune_plan_choice *choice
     variant->mask = mask->terms[heads];
 }
 
+/* The instructions of a pair in the form that the kernel has. */
+static uint32_t pair_weight(const attune__value_analysis *value, bool polynomials, bool fast)
+{
+    const uint32_t weight = polynomials ? value->near_weight : value->weight;
+    return fast && value->fast_weight < weight ? value->fast_weight : weight;
+}
+
 static void choose_score(const attune__shape *s, const attune_plan_choice *choice, bool hopper_backward,
                          attune__variant *variant)
 {
@@ -55,21 +63,18 @@ static void choose_score(const attune__shape *s, const attune_plan_choice *choic
         if (!variant->slope.key_count && !full)
             variant->slope.row_count = 0;
     }
-    /* Where P is rounded to 16 bits, the score's functions need not have all digits of float32. Without their branches
-     * more pairs are computed at once: beside wide heads, or in backward, these spill. */
-    variant->fast_functions =
-        choice->use_tma && !back && e->smooth && s->k_dtype != ATTUNE_F32 && s->head_dim <= 128 && s->head_dim_v <= 128;
+    /* Where P is rounded to 16 bits, the score's functions need not have all digits of float32. */
+    const bool tcgen05 = back && !strcmp(choice->kernel, "cuda_sm100a"); /* where this was not tried */
+    variant->fast_functions = (back ? e->smooth_slope : e->smooth) && s->k_dtype != ATTUNE_F32 && !tcgen05;
     variant->soft_cap = e->soft_cap;
     variant->linear = exact && e->linear;
     if (exact && !choice->approximate_tanh)
         variant->near = back && e->slope.near < e->score.near ? e->slope.near : e->score.near;
     /* With a near-zero form the exact form is in a loop anyway, and a soft-cap has its own code. */
     const bool polynomials = variant->near > 0 && isfinite(variant->near);
-    uint32_t weight = polynomials ? e->score.near_weight : e->score.weight;
+    uint32_t weight = pair_weight(&e->score, polynomials, variant->fast_functions);
     if (back)
-        weight += polynomials ? e->slope.near_weight : e->slope.weight;
-    else if (variant->fast_functions && e->score.fast_weight < weight)
-        weight = e->score.fast_weight;
+        weight += pair_weight(&e->slope, polynomials, variant->fast_functions);
     /* The values that all pairs of a thread read do not fit the registers at once. Nor, in Hopper's backward pass, do
      * those of several captures, or of one with polynomials, unless their gradients are computed too. */
     const bool reads =
@@ -102,6 +107,10 @@ static void choose_hopper_backward(const attune__shape *s, const attune_plan_cho
     const uint32_t d = s->head_dim, dv = s->head_dim_v;
     const bool wide = attune_cuda_backward_sm90_wide(d, dv), ordered = choice->deterministic;
     const bool gradients = s->capture_gradient_elements && s->expr.capture_reads;
+    /* The compiler begins many approximate functions at once, for which accumulators of 128 columns leave too few
+     * registers. */
+    if (variant->fast_functions && !wide && (d > 64 || dv > 64))
+        variant->score_chunks = true;
     /* P alone does not give a gradient that depends on the score. */
     variant->fused_gradients = gradients && (s->expr.gradients_of_score || ordered);
     /* One pass needs S, dP and the captures' sums at once. */

@@ -22,6 +22,8 @@ ROW(uses_lengths,           1, 1, 2, 2, 100, 160,  32,  0, .mask = "kv - q <= kv
 ROW(softcap,                1, 1, 2, 2, 140, 140,  64,  0, .mask = CAUSAL, .score = SOFTCAP)
 ROW(softcap_dense,          1, 1, 2, 2, 140, 140,  64,  0, .score = SOFTCAP)
 ROW(alibi,                  2, 2, 4, 4, 160, 160,  32,  0, .mask = CAUSAL, .score = "score + slope[h] * (kv - q)")
+ROW(functions,              1, 1, 2, 2, 140, 140,  64,  0, .mask = CAUSAL, .score = "score * sigmoid(1.7 * score) - slope[h] * log(1.0 + 0.1 * abs(q - kv)) + sin(0.1 * kv) * exp(-0.01 * abs(q - kv))")
+ROW(functions_wide,         1, 1, 2, 2,  50,  70, 256,  0, .score = "20 * tanh((score + slope[h] * (kv - q)) / 20) * rsqrt(1.0 + abs(q - kv))")
 ROW(relative_bias,          1, 1, 2, 2, 100, 100,  32,  0, .score = "score + bias[q - kv + 99, h]")
 ROW(bias_out_of_range,      1, 1, 2, 2, 100, 100,  32,  0, .score = "score + bias[q - kv, h]")
 ROW(half_bias,              1, 1, 2, 2,  90,  90,  32,  0, .score = "score + half_bias[kv] - brain_bias[q]")
