@@ -624,6 +624,14 @@ typedef struct attune_mask_range {
 ATTUNE_API attune_status attune_mask_slice(const attune_mask *mask, const attune_mask_range *range,
                                            attune_mask **slice);
 
+/* Limits of the work of one call, as the fields of the same names of attune_mask_desc. */
+typedef struct attune_mask_work {
+    uint32_t struct_size;
+    attune_progress_fn progress; /* NULL = none */
+    void *progress_user;
+    uint64_t max_work; /* units; 0 = no limit */
+} attune_mask_work;
+
 /*
  * Creates the mask of longer sequences, as for a cache that has grown: the mask that attune_mask_create gives for the
  * expression, parameters, block sizes, batch and heads of `mask` at these lengths, neither of which may be smaller.
@@ -631,10 +639,11 @@ ATTUNE_API attune_status attune_mask_slice(const attune_mask *mask, const attune
  * lengths of `mask` are not classified again, unless the expression reads q_len or kv_len, or a capture that it reads
  * at another index than q or kv has another size, or elements that were there have other values. `mask` must be of
  * attune_mask_create or this function, without a segment, else UNSUPPORTED; it is unchanged, and not needed afterwards.
+ * CANCELLED when `work` (NULL = no limits) stops it: the limits of `mask` itself are not kept.
  */
 ATTUNE_API attune_status attune_mask_extend(const attune_mask *mask, int64_t q_len, int64_t kv_len,
                                             const attune_host_capture *captures, uint32_t capture_count,
-                                            attune_mask **extended);
+                                            const attune_mask_work *work, attune_mask **extended);
 
 /*
  * Combine masks of the same lengths, block sizes, batch and heads. The result is exact: blocks that the lists alone do
@@ -645,14 +654,6 @@ ATTUNE_API attune_status attune_mask_extend(const attune_mask *mask, int64_t q_l
 ATTUNE_API attune_status attune_mask_and(const attune_mask *a, const attune_mask *b, attune_mask **mask);
 ATTUNE_API attune_status attune_mask_or(const attune_mask *a, const attune_mask *b, attune_mask **mask);
 ATTUNE_API attune_status attune_mask_not(const attune_mask *a, attune_mask **mask);
-
-/* Limits of the work of one call, as the fields of the same names of attune_mask_desc. */
-typedef struct attune_mask_work {
-    uint32_t struct_size;
-    attune_progress_fn progress; /* NULL = none */
-    void *progress_user;
-    uint64_t max_work; /* units; 0 = no limit */
-} attune_mask_work;
 
 /* Operations of attune_mask_combine. */
 typedef enum attune_mask_op {

@@ -391,11 +391,24 @@ static attune_status bind_again(const attune_mask *mask, const attune_host_captu
     return attune__bind_host(mask->expr, captures, capture_count, parameters, parameter_count, arrays, values);
 }
 
-attune_status attune_mask_extend(const attune_mask *mask, int64_t q_len, int64_t kv_len,
-                                 const attune_host_capture *captures, uint32_t capture_count, attune_mask **extended)
+static attune_status read_work(const attune_mask_work *given, attune__work *work)
 {
+    attune_mask_work read = {0};
+    if (given)
+        ATTUNE__TRY(attune__desc_read(&read, sizeof read, given, sizeof read, "work"));
+    *work =
+        (attune__work){.name = "work", .most = read.max_work, .progress = read.progress, .user = read.progress_user};
+    return ATTUNE_OK;
+}
+
+attune_status attune_mask_extend(const attune_mask *mask, int64_t q_len, int64_t kv_len,
+                                 const attune_host_capture *captures, uint32_t capture_count,
+                                 const attune_mask_work *work, attune_mask **extended)
+{
+    attune__work limits;
     ATTUNE__TRY(attune__check_not_null(extended, "extended"));
     *extended = NULL;
+    ATTUNE__TRY(read_work(work, &limits));
     ATTUNE__TRY(check_host_lists(mask, "mask"));
     if (!mask->classified || mask->kv_total)
         return attune__fail(ATTUNE_UNSUPPORTED,
@@ -409,17 +422,7 @@ attune_status attune_mask_extend(const attune_mask *mask, int64_t q_len, int64_t
     attune_mask_desc desc = attune__mask_describe(mask);
     desc.q_len = q_len;
     desc.kv_len = kv_len;
-    return attune__mask_extend(mask, &desc, arrays, extended);
-}
-
-static attune_status read_work(const attune_mask_work *given, attune__work *work)
-{
-    attune_mask_work read = {0};
-    if (given)
-        ATTUNE__TRY(attune__desc_read(&read, sizeof read, given, sizeof read, "work"));
-    *work =
-        (attune__work){.name = "work", .most = read.max_work, .progress = read.progress, .user = read.progress_user};
-    return ATTUNE_OK;
+    return attune__mask_extend(mask, &desc, arrays, &limits, extended);
 }
 
 static attune_status combine(attune__op op, const attune_mask *a, const attune_mask *b, const attune_mask_work *given,

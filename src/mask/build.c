@@ -7,7 +7,7 @@
 
 typedef struct builder {
     const attune_mask *mask;
-    attune__work work;
+    attune__work *work;
     attune__classifier classifier;
     attune__rects rects;
     bool uses_q, uses_kv;
@@ -50,7 +50,7 @@ static bool divide_parts(builder *build, int32_t r0, int32_t rows, int32_t c0, i
 /* Adds kept blocks, row by row. */
 static bool keep(builder *build, int32_t r0, int32_t r1, int32_t c0, int32_t c1)
 {
-    if (attune__work_add(&build->work, (uint64_t)(r1 - r0)) != ATTUNE_OK)
+    if (attune__work_add(build->work, (uint64_t)(r1 - r0)) != ATTUNE_OK)
         return false;
     for (int32_t r = r0; r < r1; r++) {
         attune__runs run = attune__runs_within(build->kept.mask, build->kept_row0 + r, c0, c1);
@@ -64,7 +64,7 @@ static bool keep(builder *build, int32_t r0, int32_t r1, int32_t c0, int32_t c1)
 static void decide(builder *build, int32_t r0, int32_t r1, int32_t c0, int32_t c1)
 {
     build->decided += (double)(r1 - r0) * (double)(c1 - c0);
-    attune__work_share(&build->work, build->decided / build->blocks);
+    attune__work_share(build->work, build->decided / build->blocks);
 }
 
 static bool divide(builder *build, int32_t r0, int32_t rows, int32_t c0, int32_t columns)
@@ -88,7 +88,7 @@ static bool divide(builder *build, int32_t r0, int32_t rows, int32_t c0, int32_t
     const bool split_rows = build->uses_q && r1 - r0 > 1, split_columns = build->uses_kv && c1 - c0 > 1;
     if (class == ATTUNE__UNDECIDED && !split_rows && !split_columns)
         class = attune__classify_undecided(&build->classifier, &region);
-    if (attune__work_stopped(&build->work))
+    if (attune__work_stopped(build->work))
         return false;
     if (class == ATTUNE__UNDECIDED)
         return divide_parts(build, r0, rows, c0, columns, split_rows, split_columns);
@@ -122,12 +122,13 @@ static bool build_planes(builder *build)
 
 attune_status attune__mask_build_from(const attune__kept_blocks *kept, const attune_allocator *allocator,
                                       const attune_mask_desc *desc, const attune_expr *expr,
-                                      const attune_array *captures, const attune__value *parameters, attune_mask **mask)
+                                      const attune_array *captures, const attune__value *parameters, attune__work *work,
+                                      attune_mask **mask)
 {
     const unsigned per_head = 1u << ATTUNE__VAR_H | 1u << ATTUNE__VAR_H_KV;
     attune_mask *made = NULL;
     builder build = {
-        .work = {.name = "desc", .most = desc->max_work, .progress = desc->progress, .user = desc->progress_user},
+        .work = work,
         .uses_q = expr->uses & 1u << ATTUNE__VAR_Q,
         .uses_kv = expr->uses & 1u << ATTUNE__VAR_KV,
         .kept = *kept,
@@ -141,7 +142,7 @@ attune_status attune__mask_build_from(const attune__kept_blocks *kept, const att
     made->classified = true;
     /* The mask's own copies are contiguous. */
     status = attune__classifier_init(&build.classifier, allocator, expr,
-                                     &(attune__bindings){made->captures, made->parameters}, &build.work);
+                                     &(attune__bindings){made->captures, made->parameters}, build.work);
     if (status != ATTUNE_OK)
         goto done;
     status = attune__rects_init(&build.rects, allocator, made->stored_batch * made->stored_heads);
@@ -150,9 +151,9 @@ attune_status attune__mask_build_from(const attune__kept_blocks *kept, const att
     build.blocks =
         (double)made->stored_batch * (double)made->stored_heads * (double)made->q_blocks * (double)made->kv_blocks;
     if (build_planes(&build))
-        status = attune__mask_store(made, &build.rects, &build.work);
+        status = attune__mask_store(made, &build.rects, build.work);
     else
-        status = attune__work_stopped(&build.work) ? build.work.status : ATTUNE_OUT_OF_HOST_MEMORY;
+        status = attune__work_stopped(build.work) ? build.work->status : ATTUNE_OUT_OF_HOST_MEMORY;
 done:
     attune__rects_finish(&build.rects);
     attune__classifier_finish(&build.classifier);
@@ -168,5 +169,7 @@ attune_status attune__mask_build(const attune_allocator *allocator, const attune
                                  const attune_expr *expr, const attune_array *captures, const attune__value *parameters,
                                  attune_mask **mask)
 {
-    return attune__mask_build_from(&(attune__kept_blocks){0}, allocator, desc, expr, captures, parameters, mask);
+    attune__work work = {
+        .name = "desc", .most = desc->max_work, .progress = desc->progress, .user = desc->progress_user};
+    return attune__mask_build_from(&(attune__kept_blocks){0}, allocator, desc, expr, captures, parameters, &work, mask);
 }

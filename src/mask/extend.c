@@ -52,7 +52,7 @@ static void limit_by_capture(const attune_expr *expr, uint32_t symbol, const att
 }
 
 attune_status attune__mask_extend(const attune_mask *mask, const attune_mask_desc *desc, const attune_array *captures,
-                                  attune_mask **extended)
+                                  attune__work *work, attune_mask **extended)
 {
     const attune_expr *expr = mask->expr;
     const unsigned pair = 1u << ATTUNE__VAR_Q | 1u << ATTUNE__VAR_KV;
@@ -72,5 +72,5 @@ attune_status attune__mask_extend(const attune_mask *mask, const attune_mask_des
             .columns = (int32_t)(kv == desc->kv_len ? mask->kv_blocks : kv / mask->kv_block),
         };
     }
-    return attune__mask_build_from(&kept, &mask->allocator, desc, expr, captures, mask->parameters, extended);
+    return attune__mask_build_from(&kept, &mask->allocator, desc, expr, captures, mask->parameters, work, extended);
 }

@@ -87,10 +87,10 @@ attune_status attune__mask_build(const attune_allocator *allocator, const attune
 /*
  * The mask that attune__mask_build makes of the expression of `mask`, which it made too, with other lengths, none of
  * them smaller, and other captures. Blocks whose pairs have the same values in both are not classified again. desc is
- * that of `mask` but for the lengths and the limits.
+ * that of `mask` but for the lengths; its limits are not read. work may be NULL.
  */
 attune_status attune__mask_extend(const attune_mask *mask, const attune_mask_desc *desc, const attune_array *captures,
-                                  attune_mask **extended);
+                                  attune__work *work, attune_mask **extended);
 /* Also checks the order, range and disjointness of the lists, which only this module reads. expr may be NULL. */
 attune_status attune__mask_from_lists(const attune_allocator *allocator, const attune_mask_desc *desc,
                                       const attune_mask_lists *lists, const attune_expr *expr,

@@ -55,10 +55,10 @@ typedef struct attune__kept_blocks {
     int32_t rows, columns;
 } attune__kept_blocks;
 
-/* attune__mask_build, which classifies the other blocks alone. */
+/* attune__mask_build, which classifies the other blocks alone, within `work`, not the limits of desc. */
 attune_status attune__mask_build_from(const attune__kept_blocks *kept, const attune_allocator *allocator,
                                       const attune_mask_desc *desc, const attune_expr *expr,
-                                      const attune_array *captures, const attune__value *parameters,
+                                      const attune_array *captures, const attune__value *parameters, attune__work *work,
                                       attune_mask **mask);
 
 /* ------------------------------------------------------------------------------------------------ storage, store.c */

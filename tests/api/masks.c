@@ -369,7 +369,7 @@ Test(masks, longer_sequences)
         .struct_size = sizeof desc, .q_block = BLOCK, .kv_block = BLOCK, .q_len = 20, .kv_len = 33};
     attune_mask *mask, *longer, *fresh, *other;
     OK(attune_mask_create(s.instance, &desc, s.expr, &few, 1, far, 1, &mask));
-    OK(attune_mask_extend(mask, Q_LEN, KV_LEN, &all, 1, &longer));
+    OK(attune_mask_extend(mask, Q_LEN, KV_LEN, &all, 1, NULL, &longer));
     desc.q_len = Q_LEN, desc.kv_len = KV_LEN;
     OK(attune_mask_create(s.instance, &desc, s.expr, &all, 1, far, 1, &fresh));
     attune_mask_lists a = {.struct_size = sizeof a}, b = a;
@@ -382,21 +382,21 @@ Test(masks, longer_sequences)
     OK(attune_mask_stats_count(fresh, NULL, &expected));
     cr_assert(pairs.pairs == expected.pairs && pairs.pairs > 0, "%lld pairs", (long long)pairs.pairs);
     /* Without captures it keeps those that it has, whose missing elements are 0. */
-    OK(attune_mask_extend(mask, Q_LEN, KV_LEN, NULL, 0, &other));
+    OK(attune_mask_extend(mask, Q_LEN, KV_LEN, NULL, 0, NULL, &other));
     OK(attune_mask_stats_count(other, NULL, &pairs));
     cr_assert(pairs.pairs != expected.pairs);
     attune_mask_destroy(other);
 
-    cr_assert_eq(attune_mask_extend(longer, Q_LEN, KV_LEN - 1, NULL, 0, &other), ATTUNE_INVALID_ARGUMENT);
+    cr_assert_eq(attune_mask_extend(longer, Q_LEN, KV_LEN - 1, NULL, 0, NULL, &other), ATTUNE_INVALID_ARGUMENT);
     cr_assert(strstr(attune_last_error(), "kv_len is 49, expected 50, the mask's, to"), "%s", attune_last_error());
-    cr_assert_eq(attune_mask_extend(longer, INT64_C(1) << 31, KV_LEN, NULL, 0, &other), ATTUNE_INVALID_ARGUMENT);
-    cr_assert_eq(attune_mask_extend(longer, Q_LEN, KV_LEN, NULL, 1, &other), ATTUNE_INVALID_ARGUMENT);
+    cr_assert_eq(attune_mask_extend(longer, INT64_C(1) << 31, KV_LEN, NULL, 0, NULL, &other), ATTUNE_INVALID_ARGUMENT);
+    cr_assert_eq(attune_mask_extend(longer, Q_LEN, KV_LEN, NULL, 1, NULL, &other), ATTUNE_INVALID_ARGUMENT);
     attune_host_capture wrong = all;
     wrong.array.dtype = ATTUNE_F32;
-    cr_assert_eq(attune_mask_extend(longer, Q_LEN, KV_LEN, &wrong, 1, &other), ATTUNE_INVALID_ARGUMENT);
+    cr_assert_eq(attune_mask_extend(longer, Q_LEN, KV_LEN, &wrong, 1, NULL, &other), ATTUNE_INVALID_ARGUMENT);
     attune_mask *no;
     OK(attune_mask_not(longer, &no));
-    cr_assert_eq(attune_mask_extend(no, Q_LEN, KV_LEN, NULL, 0, &other), ATTUNE_UNSUPPORTED);
+    cr_assert_eq(attune_mask_extend(no, Q_LEN, KV_LEN, NULL, 0, NULL, &other), ATTUNE_UNSUPPORTED);
     cr_assert(strstr(attune_last_error(), "build it again"), "%s", attune_last_error());
     attune_mask_destroy(no);
     attune_mask_destroy(fresh);

@@ -62,7 +62,7 @@ static void random_growth(uint64_t seed, int count)
             desc.q_len += oracle_between(&random, 0, 2) ? oracle_between(&random, 0, 60) : 0;
             desc.kv_len += oracle_between(&random, 0, 2) ? oracle_between(&random, 0, 60) : 0;
             attune_mask *extended = NULL, *fresh = build(&desc, &bound);
-            cr_assert(attune__mask_extend(mask, &desc, bound.arrays, &extended) == ATTUNE_OK, "%s",
+            cr_assert(attune__mask_extend(mask, &desc, bound.arrays, NULL, &extended) == ATTUNE_OK, "%s",
                       attune_last_error());
             cr_assert(oracle_same_lists(extended, fresh),
                       "seed %llu, mask %d, step %d, to %lld x %lld, blocks %d x %d\n%s", (unsigned long long)seed, done,
@@ -113,7 +113,7 @@ Test(mask_extend, indices_that_come_into_range)
         attune_mask *mask = build(&desc, &old), *extended;
         desc.q_len = desc.kv_len = 140;
         attune_mask *fresh = build(&desc, &bound);
-        cr_assert(attune__mask_extend(mask, &desc, bound.arrays, &extended) == ATTUNE_OK);
+        cr_assert(attune__mask_extend(mask, &desc, bound.arrays, NULL, &extended) == ATTUNE_OK);
         cr_assert(oracle_same_lists(extended, fresh), "%s", texts[t]);
         attune__mask_free(fresh);
         attune__mask_free(extended);
@@ -137,7 +137,8 @@ Test(mask_extend, work_of_the_new_blocks)
     desc.max_work /= 8;
     cr_assert(attune__mask_build(&heap_guarded, &desc, bound.expr, bound.arrays, bound.values, &fresh) ==
               ATTUNE_CANCELLED);
-    cr_assert(attune__mask_extend(mask, &desc, bound.arrays, &extended) == ATTUNE_OK, "%s", attune_last_error());
+    attune__work work = {.name = "work", .most = desc.max_work};
+    cr_assert(attune__mask_extend(mask, &desc, bound.arrays, &work, &extended) == ATTUNE_OK, "%s", attune_last_error());
     attune__mask_free(extended);
     attune__mask_free(mask);
     attune__expr_release(bound.expr);

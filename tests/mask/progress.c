@@ -237,6 +237,54 @@ Test(progress, a_limit_of_work)
     cr_assert_eq(create(&desc, hard, &mask), ATTUNE_CANCELLED, "long before its lists would fill the memory");
 }
 
+static attune_status extend_within(uint64_t most, const void *with)
+{
+    const attune_mask_work work = {.struct_size = sizeof work, .max_work = most};
+    attune_mask *mask = (attune_mask *)1;
+    const attune_status status = attune_mask_extend(with, 1040, 1000, NULL, 0, &work, &mask);
+    cr_assert_eq(mask != NULL, status == ATTUNE_OK);
+    attune_mask_destroy(mask);
+    return status;
+}
+
+/* A mask that has grown: the limits of the call, not of the build that it comes of, over the new blocks alone. */
+Test(progress, of_extending)
+{
+    watch w;
+    attune_mask *mask, *longer;
+    building b = {.desc = describe(&w, UINT64_C(1) << 40), .expr = hard};
+    b.desc.heads = 1;
+    b.desc.q_len = 1024;
+    b.desc.kv_len = 896;
+    cr_assert_eq(create(&b.desc, hard, &mask), ATTUNE_OK, "%s", attune_last_error());
+    const int built = w.calls;
+    const uint64_t enough = least(extend_within, mask);
+    cr_expect_gt(enough, (1040 * 1000 - 1024 * 896) * 3, "the new pairs");
+    cr_expect_eq(w.calls, built, "the callback of the build is not called again");
+    b.desc.progress = NULL;
+    b.desc.q_len = 1040;
+    b.desc.kv_len = 1000;
+    cr_expect_lt(enough, least(build_within, &b) / 2, "the others are kept");
+    /* Stopped by the callback, at each of its calls. */
+    w = (watch){.rising = true};
+    attune_mask_work work = {.struct_size = sizeof work, .progress = look, .progress_user = &w};
+    cr_assert_eq(attune_mask_extend(mask, 3000, 1000, NULL, 0, &work, &longer), ATTUNE_OK, "%s", attune_last_error());
+    attune_mask_destroy(longer);
+    cr_expect(w.rising && w.calls > 5, "%d calls", w.calls);
+    const int calls = w.calls;
+    for (int at = 1; at <= calls; at += 1 + calls / 5) {
+        w = (watch){.rising = true, .stop_at = at};
+        longer = mask;
+        cr_assert_eq(attune_mask_extend(mask, 3000, 1000, NULL, 0, &work, &longer), ATTUNE_CANCELLED);
+        cr_assert_null(longer);
+        cr_assert_eq(w.calls, at);
+        cr_assert_not_null(strstr(attune_last_error(), "work.progress stopped"), "%s", attune_last_error());
+    }
+    work.struct_size = 0;
+    cr_assert_eq(attune_mask_extend(mask, 3000, 1000, NULL, 0, &work, &longer), ATTUNE_INVALID_ARGUMENT);
+    attune_mask_destroy(mask);
+}
+
 /* Exactly at the limit, in steps of any size, and as often as promised. */
 Test(progress, is_counted_to_the_unit)
 {

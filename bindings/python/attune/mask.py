@@ -152,11 +152,20 @@ class Mask(Handle):
         return self._made(self.instance, self.source, (left[0], left[1]),
                           lambda out: lib.attune_mask_slice(self._handle, ctypes.byref(what), out))
 
-    def extended(self, q_len: int, kv_len: int, *, captures: Mapping[str, Any] | None = None) -> Mask:
-        """attune_mask_extend: the mask of longer sequences. captures: those that have grown; the others are kept."""
+    def extended(self, q_len: int, kv_len: int, *, captures: Mapping[str, Any] | None = None,
+                 progress: Callable[[float], bool | None] | None = None, max_work: int = 0) -> Mask:
+        """attune_mask_extend: the mask of longer sequences. captures: those that have grown; the others are kept.
+
+        progress, max_work: of this call, as in the constructor, whose own are not kept."""
         arrays, _views = host_captures(captures or {})
-        return self._made(self.instance, self.source, self._wanted, lambda out: lib.attune_mask_extend(
-            self._handle, q_len, kv_len, arrays, len(arrays), out))
+        raised: list[BaseException] = []
+        work = struct(_abi.attune_mask_work, progress=_progress(progress, raised), max_work=max_work)
+        handle = ctypes.c_void_p()
+        status = lib.attune_mask_extend(self._handle, q_len, kv_len, arrays, len(arrays), ctypes.byref(work), ctypes.byref(handle))
+        if raised:
+            raise raised[0]
+        check(status)
+        return type(self).__new__(type(self))._keep(handle, self.instance, self.source, *self._wanted)
 
     def lists(self) -> MaskLists:
         """The block lists."""

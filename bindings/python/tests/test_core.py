@@ -184,6 +184,16 @@ def test_limits_of_mask_builds():
         attune.Mask(text, 20000, progress=lambda share: 1 / 0)
     with pytest.raises(attune.InvalidArgument, match="exact"):
         attune.Mask("causal", 100).stats(max_work=5)
+    mask = attune.Mask(text, 2000)
+    with pytest.raises(attune.Cancelled, match="max_work"):
+        mask.extended(3000, 3000, max_work=1000)
+    with pytest.raises(attune.Cancelled):
+        mask.extended(20000, 20000, progress=lambda share: False)
+    with pytest.raises(ZeroDivisionError):
+        mask.extended(20000, 20000, progress=lambda share: 1 / 0)
+    shares.clear()
+    assert mask.extended(3000, 3000, progress=shares.append).lists().q_len == 3000
+    assert shares and shares == sorted(shares)
 
 
 def test_pictures():
