@@ -3,7 +3,7 @@
 """How strong the suite is: one operator or constant of src/ is changed at a time, in a copy of the tree, and the related
 test programs are run until one fails. Prints the share of mutants that were killed, and each survivor: a survivor is
 either equivalent to the original, or a test is missing. src/vulkan, src/cuda and src/opencl, which need a driver, are
-left out.
+left out, and so are lines that are not compiled on this machine, as another processor's.
 
     tests/mutate.py --count 120 --seed 1             random mutants of all of src/
     tests/mutate.py --path src/mask --count 20       of one folder or file
@@ -22,6 +22,7 @@ import pathlib
 import random
 import re
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -160,6 +161,32 @@ class Folder:
                                                  'GALLIVM_PERF': 'nopt', 'MESA_SHADER_CACHE_DIR': str(self.build / 'mesa')}
         return programs
 
+    def compiled(self):
+        """Each file's lines that a compiler of this build reads: not those of other systems and processors."""
+        lines, seen = {}, set()
+        for entry in json.loads((self.build / 'compile_commands.json').read_text()):
+            source = os.path.relpath(os.path.join(entry['directory'], entry['file']), self.tree)
+            words = shlex.split(entry['command'])
+            command = [words[0]] + [w for before, w in zip(words, words[1:])
+                                    if w not in ('-c', '-o', '-MD', '-MQ', '-MF') and before not in ('-o', '-MQ', '-MF')]
+            if not source.startswith('src/') or source.startswith(LEFT_OUT) or tuple(command) in seen:
+                continue
+            seen.add(tuple(command))
+            # Macros stay as they are, so that arguments of several lines keep theirs.
+            text = subprocess.run([*command, '-E', '-fdirectives-only'], cwd=entry['directory'], text=True, check=True,
+                                  capture_output=True).stdout
+            file, number = None, 0
+            for line in text.split('\n'):
+                if marker := re.match(r'# (\d+) "(.*?)"', line):
+                    number = int(marker[1])
+                    path = os.path.relpath(os.path.join(entry['directory'], marker[2]), self.tree)
+                    file = lines.setdefault(path, set()) if path.startswith('src/') else None
+                    continue
+                if file is not None and line.strip():
+                    file.add(number)
+                number += 1
+        return lines
+
     def made(self, name):
         return subprocess.run(['ninja', '-C', self.build, '-j', '2', *self.programs[name][0]], stdout=subprocess.DEVNULL,
                               stderr=subprocess.DEVNULL).returncode == 0
@@ -229,12 +256,15 @@ def main():
         for i, mutant in enumerate(mutants):
             print(i, described(mutant, texts))
         return
+    folders = [Folder(args.folder / str(i), args.sanitize) for i in range(args.jobs)]
+    lines = folders[0].compiled()
+    compiled = [i for i, mutant in enumerate(mutants) if mutant[1] in lines.get(mutant[0], ())]
     if args.only:
         chosen = [int(n) for n in args.only.split(',')]
+        for i in sorted(set(chosen) - set(compiled)):
+            sys.exit(f'not compiled on this machine: {i} {described(mutants[i], texts)}')
     else:
-        chosen = random.Random(args.seed).sample(range(len(mutants)), min(args.count, len(mutants)))[max(args.begin, 0):]
-
-    folders = [Folder(args.folder / str(i), args.sanitize) for i in range(args.jobs)]
+        chosen = random.Random(args.seed).sample(compiled, min(args.count, len(compiled)))[max(args.begin, 0):]
 
     def programs_of(i):
         return args.programs.split(',') if args.programs else RELATED.get(mutants[i][0].split('/')[1], RELATED['api'])
@@ -246,7 +276,7 @@ def main():
     folders[0].measure([name for name in PROGRAMS if name in related & folders[0].programs.keys()])
     for folder in folders[1:]:
         folder.limits = {name: 2 * limit for name, limit in folders[0].limits.items()}
-    print(f'{len(chosen)} of {len(mutants)} mutants, seed {args.seed}', flush=True)
+    print(f'{len(chosen)} of {len(compiled)} mutants, seed {args.seed}; {len(mutants) - len(compiled)} more are not compiled here', flush=True)
 
     survivors, killed, broken = [], 0, 0
 
