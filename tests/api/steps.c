@@ -162,6 +162,11 @@ Test(steps, vulkan, .timeout = 300)
     check_device("vulkan");
 }
 
+Test(steps, opencl, .timeout = 300)
+{
+    check_device("opencl");
+}
+
 Test(steps, cuda, .timeout = 300)
 {
     check_device("cuda");

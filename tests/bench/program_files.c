@@ -56,6 +56,13 @@ Test(program_files, runs_on_files)
     program_expect(INPUTS "--kernel-options '{\"BLOCK_M\": 32, \"BLOCK_N\": 64}' --out tile.npy", 0, "");
     cr_assert_lt(largest_difference("tile.npy", "o64.npy"), 1e-5);
 
+    /* The library's warnings: keys past the end of a capture read 0, which is said and fails nothing. */
+    const int64_t few[1] = {70};
+    program_save("few.npy", ATTUNE_I32, 1, few, 4);
+    program_expect_complaint("run --q q.npy --k k.npy --v v.npy --mask 'q >= kv && doc[q] == doc[kv]' "
+                             "--capture doc=few.npy --out short.npy",
+                             0, "attune: warning: the capture \"doc\" of the mask has 70 elements in dimension 0");
+
     /* A run that fails leaves what is there. */
     program_expect("run --q q.npy --k bad.npy --v v.npy --out o.npy", 2, "head_dim");
     cr_assert_lt(largest_difference("o.npy", "o64.npy"), 1e-5);
