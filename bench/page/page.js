@@ -322,7 +322,7 @@ function summary() {
   }
   for (const comparison of data.comparisons) {
     const count = verdict => comparison.rows.filter(row => row.verdict === verdict).length;
-    facts.push(html('li', {}, html('b', {}, `${label(comparison.now)} against ${label(comparison.base)}: `), `${count('FASTER')} rows faster, ${count('SLOWER')} slower, ${count('SAME')} the same, ${count('????')} undecided`));
+    facts.push(html('li', {}, html('b', {}, `${label(comparison.now)} against ${label(comparison.base)}: `), `${count('FASTER')} rows faster, ${count('SLOWER')} slower, ${count('SAME')} the same, ${count('????')} undecided${count('LOST') ? `, ${count('LOST')} lost` : ''}`));
   }
   const flagged = all.filter(row => row.flags);
   const node = section('summary', 'Summary',
@@ -492,7 +492,7 @@ function comparisons() {
       { title: 'now', number: true, value: row => row.now || undefined, text: row => row.now > 0 ? time(row.now) : '–' },
       { title: 'times faster', number: true, value: row => row.base > 0 && row.now > 0 ? row.base / row.now : undefined, text: row => row.base > 0 && row.now > 0 ? digits(row.base / row.now) : '–' },
       { title: 'p', number: true, value: row => row.p >= 0 ? row.p : undefined, text: row => row.p >= 0 ? row.p.toFixed(4) : '–' },
-      { title: 'verdict', value: row => row.verdict, kind: row => row.verdict === 'SLOWER' ? 'bad' : row.verdict === 'FASTER' ? 'good' : '' }], rows, { label: 'Verdicts' }));
+      { title: 'verdict', value: row => row.verdict, kind: row => row.verdict === 'SLOWER' || row.verdict === 'LOST' ? 'bad' : row.verdict === 'FASTER' ? 'good' : '' }], rows, { label: 'Verdicts' }));
     node.append(details);
   }
 }

@@ -279,8 +279,10 @@ void results_free(results *r)
 /* Either side may be missing. */
 static comparison compare_rows(const results_row *base, const results_row *now, double noise)
 {
-    return compare_samples(base ? base->samples : NULL, base && !base->failed ? base->count : 0,
-                           now ? now->samples : NULL, now && !now->failed ? now->count : 0, noise);
+    comparison c = compare_samples(base ? base->samples : NULL, base && !base->failed ? base->count : 0,
+                                   now ? now->samples : NULL, now && !now->failed ? now->count : 0, noise);
+    compare_lose(&c);
+    return c;
 }
 
 static void add_comparison(json_t *list, const results_row *base, const results_row *now, double noise)
@@ -319,7 +321,7 @@ static json_t *comparison_of(const results *list, uint32_t now, double noise)
 
 uint32_t results_compare(const results *base, const results *now, double noise, FILE *out, uint32_t *compared)
 {
-    uint32_t counts[4] = {0};
+    uint32_t counts[COMPARE_VERDICTS] = {0};
     *compared = 0;
     compare_write_head(REPORT_TABLE, out);
     for (uint32_t i = 0; i < now->row_count; i++) {
@@ -341,7 +343,7 @@ uint32_t results_compare(const results *base, const results *now, double noise, 
         ++counts[c.verdict];
     }
     compare_write_counts(counts, out);
-    return counts[COMPARE_SLOWER];
+    return counts[COMPARE_SLOWER] + counts[COMPARE_LOST];
 }
 
 /* ------------------------------------------------------------------------------------------------------------- page */

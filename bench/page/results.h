@@ -34,7 +34,8 @@ void results_free(results *r); /* accepts a zeroed one */
 json_t *results_page(const results *list, uint32_t count, double noise);
 /* Writes the page; false if memory or the stream fails. */
 bool results_write_page(const results *list, uint32_t count, double noise, FILE *out);
-/* Writes a line for each row of either side, as compare_write does. Returns the number of SLOWER rows. */
+/* Writes a line for each row of either side, as compare_write does. Returns the number of SLOWER and LOST rows; a row
+ * that `now` does not have is LOST, too. */
 uint32_t results_compare(const results *base, const results *now, double noise, FILE *out, uint32_t *compared);
 
 #endif

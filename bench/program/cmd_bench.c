@@ -679,9 +679,9 @@ static int run_all(bench_run *run, int argc, char **argv)
         status = EXIT_FAILED;
     if (o->baseline) {
         uint32_t compared;
-        uint32_t slower =
+        uint32_t worse =
             compare_write(&run->base, &run->report, o->floor, o->format, run->out ? run->out : stderr, &compared);
-        if (slower && o->fail_on_slower)
+        if (worse && o->fail_on_slower)
             status = EXIT_FAILED;
         if (!compared) {
             (void)error("--compare: not one row has a time here and in %s: nothing was compared", o->baseline);

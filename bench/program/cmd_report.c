@@ -55,14 +55,14 @@ static int compare(const report_run *run, bool fail_on_slower)
     for (uint32_t i = 1; i < run->count; i++) {
         uint32_t compared;
         (void)printf("%s%s against %s", i > 1 ? "\n" : "", run->files[i].label, run->files[0].label);
-        const uint32_t slower = results_compare(&run->files[0], &run->files[i], run->noise, stdout, &compared);
+        const uint32_t worse = results_compare(&run->files[0], &run->files[i], run->noise, stdout, &compared);
         if (!compared) {
             cli_error("%s and %s have no row in common: nothing was compared; rows have the device in their names "
                       "(--any-device)",
                       run->files[0].label, run->files[i].label);
             code = EXIT_FAILED;
         }
-        if (slower && fail_on_slower)
+        if (worse && fail_on_slower)
             code = EXIT_FAILED;
     }
     return code;
@@ -77,7 +77,7 @@ int cmd_report(int argc, char **argv)
         {"-o", "FILE.html", "the page: one file, without network", &out, NULL, NULL},
         {"--any-device", NULL, "compare rows whatever their devices", NULL, &any_device, NULL},
         {"--noise", "PERCENT", "percent; a smaller change of the median is SAME", &noise, NULL, NULL},
-        {"--fail-on-slower", NULL, "exit with 1 if a row is SLOWER", NULL, &fail_on_slower, NULL},
+        {"--fail-on-slower", NULL, "exit with 1 if a row is SLOWER or LOST", NULL, &fail_on_slower, NULL},
     };
     const cli_result parsed = cli_parse_words("report BASE.json [LATER.json ...] [-o FILE.html]", options,
                                               sizeof options / sizeof options[0], argc, argv, &paths);

@@ -42,8 +42,14 @@ comparison compare_samples(const double *base, uint32_t base_count, const double
 
 const char *compare_verdict_string(compare_verdict verdict)
 {
-    static const char *const names[] = {"SAME", "FASTER", "SLOWER", "????"};
-    return (unsigned)verdict < 4 ? names[verdict] : "????";
+    static const char *const names[] = {"SAME", "FASTER", "SLOWER", "????", "LOST"};
+    return (unsigned)verdict < COMPARE_VERDICTS ? names[verdict] : "????";
+}
+
+void compare_lose(comparison *c)
+{
+    if (c->base > 0 && !(c->now > 0))
+        c->verdict = COMPARE_LOST;
 }
 
 /* --------------------------------------------------------------------------------------------------------- baseline */
@@ -244,16 +250,19 @@ void compare_write_head(report_format format, FILE *out)
                       "change", "p", "verdict");
 }
 
-void compare_write_counts(const uint32_t counts[4], FILE *out)
+void compare_write_counts(const uint32_t counts[COMPARE_VERDICTS], FILE *out)
 {
-    (void)fprintf(out, "\n%u same, %u faster, %u slower, %u unknown\n", counts[COMPARE_SAME], counts[COMPARE_FASTER],
+    (void)fprintf(out, "\n%u same, %u faster, %u slower, %u unknown", counts[COMPARE_SAME], counts[COMPARE_FASTER],
                   counts[COMPARE_SLOWER], counts[COMPARE_UNKNOWN]);
+    if (counts[COMPARE_LOST])
+        (void)fprintf(out, ", %u lost", counts[COMPARE_LOST]);
+    (void)fputc('\n', out);
 }
 
 uint32_t compare_write(const baseline *b, const report *r, double floor, report_format format, FILE *out,
                        uint32_t *compared)
 {
-    uint32_t counts[4] = {0};
+    uint32_t counts[COMPARE_VERDICTS] = {0};
     *compared = 0;
     compare_write_head(format, out);
     for (uint32_t i = 0; i < r->row_count; ++i) {
@@ -263,6 +272,7 @@ uint32_t compare_write(const baseline *b, const report *r, double floor, report_
         comparison c =
             compare_samples(base && !base->failed ? base->samples : NULL, base && !base->failed ? base->count : 0,
                             row->time.samples, row->status == REPORT_OK ? row->time.count : 0, floor);
+        compare_lose(&c);
         const char *note = usable                     ? ""
                            : row->status != REPORT_OK ? " (has no time here)"
                            : !base                    ? " (not in the baseline)"
@@ -284,5 +294,5 @@ uint32_t compare_write(const baseline *b, const report *r, double floor, report_
     if (format != REPORT_CSV)
         compare_write_counts(counts, out);
     (void)fflush(out);
-    return counts[COMPARE_SLOWER];
+    return counts[COMPARE_SLOWER] + counts[COMPARE_LOST];
 }

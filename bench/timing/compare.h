@@ -12,7 +12,9 @@ typedef enum compare_verdict {
     COMPARE_SAME = 0,
     COMPARE_FASTER = 1,
     COMPARE_SLOWER = 2,
-    COMPARE_UNKNOWN = 3 /* missing on one side, failed, or too few samples */
+    COMPARE_UNKNOWN = 3, /* missing on one side, failed, or too few samples */
+    COMPARE_LOST = 4,    /* a time in the baseline and none now, by compare_lose */
+    COMPARE_VERDICTS
 } compare_verdict;
 
 typedef struct comparison {
@@ -26,7 +28,9 @@ typedef struct comparison {
  * on one machine differ by as much. */
 comparison compare_samples(const double *base, uint32_t base_count, const double *now, uint32_t now_count,
                            double floor);
-const char *compare_verdict_string(compare_verdict verdict); /* "SAME", "FASTER", "SLOWER", "????" */
+const char *compare_verdict_string(compare_verdict verdict); /* "SAME", "FASTER", "SLOWER", "????", "LOST" */
+/* Of a row that should have a time now: one that had a time in the baseline and has none is LOST. */
+void compare_lose(comparison *c);
 
 typedef struct baseline_row {
     char *name;
@@ -62,9 +66,9 @@ void baseline_free(baseline *b); /* accepts a zeroed one */
 /* The parts of a comparison: its header, a row followed by a remark, and the number of rows with each verdict. */
 void compare_write_head(report_format format, FILE *out);
 void compare_write_line(const char *name, const comparison *c, const char *note, report_format format, FILE *out);
-void compare_write_counts(const uint32_t counts[4], FILE *out);
-/* Writes a line for each row of either side. Returns the number of SLOWER rows; *compared receives the number of rows
- * with times on both sides. */
+void compare_write_counts(const uint32_t counts[COMPARE_VERDICTS], FILE *out);
+/* Writes a line for each row of either side. Returns the number of SLOWER and LOST rows; *compared receives the number
+ * of rows with times on both sides. Rows that the report does not have are not LOST: it may have had a choice. */
 uint32_t compare_write(const baseline *b, const report *r, double floor, report_format format, FILE *out,
                        uint32_t *compared);
 

@@ -485,6 +485,10 @@ Test(program, reports)
     cr_assert_eq(system("sed 's/\"real_time\": [0-9.e-]*/\"real_time\": 1e6/' a.json > slow.json"), 0);
     program_expect("report a.json a.json --fail-on-slower", 0, "2 same, 0 faster, 0 slower, 0 unknown");
     program_expect("report a.json b.json", 1, "only in the baseline");
+    /* A row that is lost fails with the option alone. */
+    cr_assert_eq(system("sed 's/softcap/softcup/g' a.json > lost.json"), 0);
+    program_expect("report a.json lost.json", 0, "LOST (only in the baseline)");
+    program_expect("report a.json lost.json --fail-on-slower", 1, "1 same, 0 faster, 0 slower, 1 unknown, 1 lost");
     /* One sample of each decides nothing; a file with many does. */
     program_expect("report a.json slow.json --fail-on-slower", 0, "2 unknown");
     cr_expect(strstr(program_output, "???? (too few samples to decide: --repetitions 9)"), "%s", program_output);

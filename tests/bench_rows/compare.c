@@ -39,6 +39,7 @@ Test(compare, verdicts_with_few_samples)
     cr_assert_eq(verdict(1, 1, 1, 1.01, 0), COMPARE_SAME);
     cr_assert_eq(compare_samples(NULL, 0, NULL, 0, 0.02).verdict, COMPARE_UNKNOWN);
     cr_assert_str_eq(compare_verdict_string(COMPARE_UNKNOWN), "????");
+    cr_assert_str_eq(compare_verdict_string(COMPARE_LOST), "LOST");
 }
 
 static report sample_report(double around)
@@ -97,6 +98,19 @@ Test(compare, a_report_reads_back_as_a_baseline)
         cr_assert(strstr(shown, "????"));
         cr_assert(strstr(shown, "+100.0%"));
         free(shown);
+    }
+    /* A row that ran and has no time any more is lost; one that the run does not have was not asked for. */
+    later.rows[0].status = REPORT_UNSUPPORTED;
+    for (uint32_t i = 0; i < 2; i++) {
+        const uint32_t lost = 1 - i;
+        FILE *file = open_memstream(&shown, &shown_length);
+        uint32_t compared;
+        cr_assert_eq(compare_write(&b, &later, 0.02, REPORT_TABLE, file, &compared), lost);
+        (void)fclose(file);
+        cr_assert_eq(strstr(shown, "LOST (has no time here)") != NULL, lost == 1, "%s", shown);
+        cr_assert_eq(strstr(shown, ", 1 lost") != NULL, lost == 1, "%s", shown);
+        free(shown);
+        (void)snprintf(later.rows[0].name, sizeof later.rows[0].name, "other/cpu/f32/b1");
     }
     baseline_free(&b);
     report_free(&r);

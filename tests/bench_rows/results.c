@@ -64,15 +64,17 @@ Test(results, rows_of_two_files_are_compared)
         cr_expect_eq(r[0].rows[0].count, 12);
         FILE *out = tmpfile();
         uint32_t compared;
-        cr_expect_eq(results_compare(&r[0], &r[1], 0.02, out, &compared), 0);
+        cr_expect_eq(results_compare(&r[0], &r[1], 0.02, out, &compared), any ? 0 : 1, "the other's is missing");
         cr_expect_eq(compared, any ? 1 : 0, "rows of two devices");
-        cr_expect_eq(results_compare(&r[1], &r[0], 0.02, out, &compared), any ? 1 : 0, "slower");
+        cr_expect_eq(results_compare(&r[1], &r[0], 0.02, out, &compared), 1, "slower, or missing");
         fclose(out);
         json_t *page = results_page(r, 2, 0.02);
         json_t *rows = json_object_get(json_array_get(json_object_get(page, "comparisons"), 0), "rows");
         cr_expect_eq(json_array_size(rows), any ? 1 : 2);
         cr_expect_str_eq(json_string_value(json_object_get(json_array_get(rows, 0), "verdict")),
                          any ? "FASTER" : "????");
+        if (!any)
+            cr_expect_str_eq(json_string_value(json_object_get(json_array_get(rows, 1), "verdict")), "LOST");
         /* Only known fields, and of the right type. */
         json_t *group = json_array_get(r[0].groups, 0), *row = json_array_get(json_object_get(group, "rows"), 0);
         cr_expect_str_eq(json_string_value(json_object_get(group, "title")), "Backward");
@@ -112,6 +114,48 @@ Test(results, sections_are_compared_by_their_percentiles)
     free(text);
     results_free(&r[0]);
     results_free(&r[1]);
+}
+
+/* A row that was good and has no time, or is gone, is named and counted; one that failed before, or is new, is not. */
+Test(results, a_row_that_is_lost)
+{
+#define ROW(name, status)                                                                                              \
+    "{\"name\": \"" name "\", \"status\": \"" status "\", \"median_seconds\": 2, \"p10_seconds\": 1.9, "               \
+    "\"p90_seconds\": 2.1, \"samples\": 5}"
+#define FILE_OF(rows) "{\"sections\": {\"forward\": {\"rows\": [" rows "]}}}"
+    static const struct {
+        const char *base, *now, *words;
+        uint32_t lost;
+    } cases[] = {
+        {ROW("a", "ok") "," ROW("b", "ok"), ROW("a", "ok") "," ROW("b", "failed"), "LOST (has no time here)", 1},
+        {ROW("a", "ok") "," ROW("b", "ok"), ROW("a", "ok") "," ROW("b", "unsupported"), "LOST (has no time here)", 1},
+        {ROW("a", "ok") "," ROW("b", "ok"), ROW("a", "ok"), "LOST (only in the baseline)", 1},
+        {ROW("a", "ok") "," ROW("b", "failed"), ROW("a", "ok"), "???? (only in the baseline)", 0},
+        {ROW("a", "ok") "," ROW("b", "failed"), ROW("a", "ok") "," ROW("b", "failed"), "???? (has no time here)", 0},
+        {ROW("a", "ok"), ROW("a", "ok") "," ROW("b", "ok"), "???? (not in the baseline)", 0},
+        {ROW("a", "ok"), ROW("a", "ok") "," ROW("b", "failed"), "???? (not in the baseline)", 0},
+    };
+#undef ROW
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        results r[2];
+        failure why = {{0}};
+        char file[2048], *text = NULL;
+        for (int j = 0; j < 2; j++) {
+            (void)snprintf(file, sizeof file, FILE_OF("%s"), j ? cases[i].now : cases[i].base);
+            cr_assert(load(file, false, &r[j], &why), "%s", why.message);
+        }
+        size_t length;
+        FILE *out = open_memstream(&text, &length);
+        uint32_t compared;
+        cr_expect_eq(results_compare(&r[0], &r[1], 0.02, out, &compared), cases[i].lost, "%zu: %s", i, text);
+        fclose(out);
+        cr_expect(strstr(text, cases[i].words), "%zu: %s", i, text);
+        cr_expect_eq(strstr(text, ", 1 lost") != NULL, cases[i].lost == 1, "%zu: %s", i, text);
+        free(text);
+        results_free(&r[0]);
+        results_free(&r[1]);
+    }
+#undef FILE_OF
 }
 
 /* No word of a file ends the element that holds the data. */
