@@ -48,7 +48,7 @@ function unitOf(values, unit) {
 
 /* ------------------------------------------------------------------------------------------------------------ rows */
 
-const PEERS = { 'torch-cudnn': 'PyTorch cuDNN', 'torch-flash': 'PyTorch flash', 'torch-flex': 'PyTorch flex_attention' };
+const PEERS = { 'torch-cudnn': 'PyTorch cuDNN', 'torch-flash': 'PyTorch flash', 'torch-flex': 'PyTorch flex_attention', 'torch-fa4': 'FlashAttention-4' };
 const groups = [];
 const several = data.files.length > 1;
 data.files.forEach((file, index) => file.groups.forEach(group => {
@@ -86,8 +86,8 @@ const count = name => all.reduce((sum, row) => sum + (seriesName(row) === name),
 const own = [...new Set(all.filter(row => !row.peer && row.kind !== 'mask').map(seriesName))];
 if (!several) own.sort((a, b) => count(b) - count(a));
 const others = [...new Set(all.filter(row => row.peer && PEERS[row.device]).map(seriesName))];
-const OWN = [0, 3, 4, 7, 6], OTHERS = [1, 2, 5];
-const colour = name => `var(--s${others.includes(name) ? OTHERS[others.indexOf(name) % 3] : OWN[Math.max(0, own.indexOf(name)) % 5]})`;
+const OWN = [0, 3, 4, 7, 6], OTHERS = [1, 2, 5, 8];
+const colour = name => `var(--s${others.includes(name) ? OTHERS[others.indexOf(name) % OTHERS.length] : OWN[Math.max(0, own.indexOf(name)) % OWN.length]})`;
 
 /* ---------------------------------------------------------------------------------------------------------- layout */
 

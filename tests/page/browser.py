@@ -64,6 +64,7 @@ frame.onload = () => setTimeout(() => {
   const found = {sections: all('main > section').map(s => s.id), pictures: all('figure svg[role=img]').map(s => s.getAttribute('aria-label')),
     broken: all('svg *').filter(node => [...node.attributes].some(a => /NaN|undefined|Infinity/.test(a.value))).length,
     outside: all('figure svg[role=img]').flatMap(s => [...s.querySelectorAll('text')].filter(t => { const a = t.getBoundingClientRect(), b = s.getBoundingClientRect(); return a.left < b.left - 3 || a.right > b.right + 3; }).map(t => t.textContent)),
+    legend: all('figure .legend li').map(item => [item.textContent, item.innerHTML.match(/--s\d/)?.[0]]),
     wide: page.documentElement.scrollWidth - frame.clientWidth, text: page.body.innerText, heat: all('.heat td div').map(d => d.textContent), before: cells()};
   const head = [...rows.querySelectorAll('th')][at];
   head.querySelector('button').click(); found.up = cells(); found.upState = head.getAttribute('aria-sort');
@@ -208,6 +209,16 @@ def main(folder):
             expect(found['sections'][0] == 'summary' and 'rows' in found['sections'], f'{name}: sections {found["sections"]}')
             expect(found['broken'] == 0, f'{name}: {found["broken"]} marks have no place')
             expect(name != 'other' or 'Workloads: time' in found['pictures'], f'{name}: pictures {found["pictures"]}')
+    # Each peer has its name and a colour of its own.
+    peers = {'torch-cudnn': 'PyTorch cuDNN', 'torch-flash': 'PyTorch flash', 'torch-flex': 'PyTorch flex_attention', 'torch-fa4': 'FlashAttention-4'}
+    (folder / 'peers.json').write_text(json.dumps({'sections': {'forward': {'rows': [
+        {'name': f'causal/{device}/f16/b1', 'workload': 'causal', 'device': device, 'dtype': 'f16', 'shape': 'b1h16:16q4096k4096d128', 'status': 'ok',
+         'kind': 'peer' if device in peers else 'attention', 'median_seconds': 1e-3 * n, 'p10_seconds': 0.9e-3 * n, 'p90_seconds': 1.1e-3 * n,
+         'samples': 9, 'flop_per_second': 5e14 / n, 'density': 1.0} for n, device in enumerate(('cuda:0', *peers), 1)]}}}))
+    found = probe(folder, report(folder, 'peers-page', folder / 'peers.json'), 1200)
+    if found:
+        legend = {words: colour for words, colour in found['legend'] if words in (*peers.values(), 'cuda:0')}
+        expect(len(legend) == 5 and len(set(legend.values())) == 5 and all(legend.values()), f'peers: colours {found["legend"]}')
     # A processor's roofline, whose slope begins at the axis.
     bench_file(folder / 'slow.json', 1, 3, '36.8GFLOP/s, copy 13.2GB/s')
     for width in (1200, 390):
@@ -228,5 +239,5 @@ if sys.argv[3:]:
 else:
     with tempfile.TemporaryDirectory() as scratch:
         main(pathlib.Path(scratch))
-print('\n'.join(errors) or 'six pages, on a desk and a phone, light and dark')
+print('\n'.join(errors) or 'seven pages, on a desk and a phone, light and dark')
 sys.exit(bool(errors))
