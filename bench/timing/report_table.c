@@ -255,11 +255,26 @@ void report_begin(const report *r, report_format format, FILE *out)
     (void)fflush(out);
 }
 
-/* A row without a time has its status in place of the figures. */
+/* Cuts a text that is wider than its column, and marks it with a tilde. A letter of several bytes stays whole. */
+static void write_cut(const char *text, int width, FILE *out)
+{
+    int size = (int)strlen(text);
+    if (size <= width) {
+        (void)fprintf(out, "%-*s", width, text);
+        return;
+    }
+    for (size = width - 1; size > 0 && ((unsigned char)text[size] & 0xc0) == 0x80; --size)
+        ;
+    (void)fprintf(out, "%.*s~%*s", size, text, width - 1 - size, "");
+}
+
+/* A row without a time has its status in place of the figures. The tables of 100 characters cut texts that are wider
+ * than their columns; a device and type stay whole, and the shape behind them has less room. */
 static void write_text_row(const report_row *row, report_format format, FILE *out)
 {
     const char *cells[COLUMNS];
     cell buffers[COLUMNS];
+    int over = 0;
     fill_cells(row, cells, buffers);
     for (size_t i = 0; i < COLUMNS; ++i) {
         if (!width_of(i, format))
@@ -270,10 +285,19 @@ static void write_text_row(const report_row *row, report_format format, FILE *ou
             (void)fprintf(out, "  %s", report_status_string(row->status));
             break;
         }
-        if (i + 1 < COLUMNS)
-            (void)fprintf(out, "%s%*s", i ? "  " : "", width_of(i, format), cells[i]);
-        else if (*cells[i])
+        const int width = width_of(i, format);
+        (void)fputs(i && i + 1 < COLUMNS ? "  " : "", out);
+        if (i + 1 < COLUMNS && (width > 0 || format == REPORT_WIDE)) {
+            (void)fprintf(out, "%*s", width, cells[i]);
+        } else if (i == WHERE) {
+            (void)fprintf(out, "%*s", width, cells[i]);
+            over = (int)strlen(cells[i]) + width;
+        } else if (i + 1 < COLUMNS) {
+            write_cut(cells[i], -width - (over > 0 ? over : 0), out);
+            over = 0;
+        } else if (*cells[i]) {
             (void)fprintf(out, "  %s", cells[i]);
+        }
     }
     (void)fputc('\n', out);
 }

@@ -133,6 +133,43 @@ Test(report, the_table_is_narrow)
     report_free(&r);
 }
 
+/* Names and shapes that are longer than any of the program's are cut there, and whole everywhere else. The table of
+ * ranks is wider: its head has 124 characters. */
+Test(report, the_narrow_tables_cut_long_texts)
+{
+    static const char name[] = "a_workload_of_a_file_whose_name_has_fifty-eight_letters_ok",
+                      shape[] = "b1h32:8q131072k131072d192:128";
+    static const char *const devices[] = {"cpu", "vulkan:0", "vulkan:0@rtx4090"};
+    cr_assert_eq(strlen(name), 58);
+    for (size_t d = 0; d < sizeof devices / sizeof devices[0]; ++d) {
+        report r = make_report();
+        (void)snprintf(r.rows[0].workload, sizeof r.rows[0].workload, "%s", name);
+        (void)snprintf(r.rows[0].shape, sizeof r.rows[0].shape, "%s", shape);
+        (void)snprintf(r.rows[0].device, sizeof r.rows[0].device, "%s", devices[d]);
+        (void)snprintf(r.rows[0].dtype, sizeof r.rows[0].dtype, "bf16");
+        r.rows[0].time.p90 = 2 * r.rows[0].time.p10;
+        for (int format = -1; format <= REPORT_CSV; ++format) {
+            char *text = written(&r, format);
+            if (format != REPORT_TABLE && format != REPORT_SERVING && format != REPORT_RANKS) {
+                cr_assert(strstr(text, name) && strstr(text, shape), "format %d: %s", format, text);
+                free(text);
+                continue;
+            }
+            int rows = 0;
+            for (char *line = strtok(text, "\n"); line; line = strtok(NULL, "\n"))
+                if (!strncmp(line, "a_workload_of_a", 15)) {
+                    cr_assert(strlen(line) <= (format == REPORT_RANKS ? 124 : 100) && strchr(line, '~') &&
+                                  strstr(line, devices[d]),
+                              "%zu: %s", strlen(line), line);
+                    rows++;
+                }
+            cr_assert_eq(rows, 1);
+            free(text);
+        }
+        report_free(&r);
+    }
+}
+
 Test(report, the_summary_counts_and_compares)
 {
     report r = make_report();
