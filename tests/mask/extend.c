@@ -122,24 +122,40 @@ Test(mask_extend, indices_that_come_into_range)
     }
 }
 
-/* The work is that of the new blocks: with a limit that a build does not meet, the extension succeeds. */
+/* The work is that of the new blocks: with a limit that a build does not meet, the extension succeeds. A capture that
+ * has grown, read at q and at kv alone, does not change the others. */
 Test(mask_extend, work_of_the_new_blocks)
 {
-    oracle_bound bound;
-    cr_assert(oracle_bind(&bound, oracle_parse("(q * 7919 + kv * 104729) % 97 < 48"), NULL, 0, NULL, 0) == ATTUNE_OK);
-    attune_mask_desc desc = oracle_desc(1000, 1024, 16, 16);
-    attune_mask *mask = build(&desc, &bound), *extended, *fresh;
-    desc.q_len = 1040;
-    desc.max_work = 1;
-    while (attune__mask_build(&heap_guarded, &desc, bound.expr, bound.arrays, bound.values, &fresh) == ATTUNE_CANCELLED)
-        desc.max_work *= 2;
-    attune__mask_free(fresh);
-    desc.max_work /= 8;
-    cr_assert(attune__mask_build(&heap_guarded, &desc, bound.expr, bound.arrays, bound.values, &fresh) ==
-              ATTUNE_CANCELLED);
-    attune__work work = {.name = "work", .most = desc.max_work};
-    cr_assert(attune__mask_extend(mask, &desc, bound.arrays, &work, &extended) == ATTUNE_OK, "%s", attune_last_error());
-    attune__mask_free(extended);
-    attune__mask_free(mask);
-    attune__expr_release(bound.expr);
+    static int32_t ids[1040];
+    for (int i = 0; i < 1040; i++)
+        ids[i] = i * 31 % 89;
+    static const attune_symbol symbol = {"ids", ATTUNE_SYMBOL_CAPTURE, ATTUNE_I32, 1};
+    static const char *const texts[] = {"(q * 7919 + kv * 104729) % 97 < 48",
+                                        "(q * 7919 + kv * 104729 + ids[q] + ids[kv]) % 97 < 48"};
+    for (uint32_t t = 0; t < 2; t++) {
+        attune_host_capture few = {"ids", {.data = ids, .dtype = ATTUNE_I32, .rank = 1, .size = {1024}, .stride = {1}}};
+        attune_host_capture more = few;
+        more.array.size[0] = 1040;
+        attune_expr *expr;
+        oracle_bound old, bound;
+        cr_assert(attune__expr_parse(&heap_guarded, ATTUNE_EXPR_MASK, texts[t], &symbol, t, &expr) == ATTUNE_OK);
+        cr_assert(oracle_bind(&old, expr, &few, t, NULL, 0) == ATTUNE_OK);
+        cr_assert(oracle_bind(&bound, expr, &more, t, NULL, 0) == ATTUNE_OK);
+        attune_mask_desc desc = oracle_desc(1000, 1024, 16, 16);
+        attune_mask *mask = build(&desc, &old), *extended, *fresh;
+        desc.q_len = 1040;
+        desc.max_work = 1;
+        while (attune__mask_build(&heap_guarded, &desc, expr, bound.arrays, bound.values, &fresh) == ATTUNE_CANCELLED)
+            desc.max_work *= 2;
+        attune__mask_free(fresh);
+        desc.max_work /= 8;
+        cr_assert(attune__mask_build(&heap_guarded, &desc, expr, bound.arrays, bound.values, &fresh) ==
+                  ATTUNE_CANCELLED);
+        attune__work work = {.name = "work", .most = desc.max_work};
+        cr_assert(attune__mask_extend(mask, &desc, bound.arrays, &work, &extended) == ATTUNE_OK, "%s: %s", texts[t],
+                  attune_last_error());
+        attune__mask_free(extended);
+        attune__mask_free(mask);
+        attune__expr_release(expr);
+    }
 }
