@@ -19,6 +19,12 @@ for words in 'build --frob' 'test plain more' 'test frob' 'format --chek' 'forma
 done
 [ "$(./dev | head -n 1)" = "$(./dev help | head -n 1)" ]
 
+# What comes from an index is held by hashes; the package itself is this tree, without its dependencies.
+if grep -rnE 'pip3?"? install' dev .ci .github | grep -v -e '--require-hashes' -e '--no-build-isolation --no-deps'; then
+  echo "pip installs that without --require-hashes"
+  exit 1
+fi
+
 # An installation without dpkg's word for any package, root's rights and sudo.
 mkdir "$scratch/bin"
 for tool in bash dirname grep; do ln -s "$(command -v $tool)" "$scratch/bin/$tool"; done
