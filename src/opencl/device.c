@@ -460,6 +460,7 @@ const attune__backend attune__opencl_backend = {
     .open_external = device_open_external,
     .handles = device_handles,
     .close = device_close,
+    .measure = attune__opencl_measure,
     .buffer_create = attune__opencl_buffer_create,
     .buffer_wrap_device_name = "attune_opencl_buffer_wrap",
     .buffer_wrap_device = attune__opencl_buffer_wrap_device,

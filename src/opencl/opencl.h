@@ -13,6 +13,7 @@
  *     serving.c   the cache of a call         append.c    new rows of a cache
  *     schedule.c  its division                result.c    errors
  *     subgroups.c whether they can be trusted
+ *     measure.c   peaks
  *
  * Kernels get memory objects and 64-bit offsets. clSetKernelArg is not thread-safe for one kernel object: a program's
  * lock is held from the first argument to the launch.
@@ -110,6 +111,8 @@ void attune__opencl_write(attune__opencl_call *call, attune__cl_memory memory, u
                           uint64_t size);
 void attune__opencl_read(attune__opencl_call *call, attune__cl_memory memory, uint64_t offset, void *data,
                          uint64_t size);
+/* From the beginning of one memory object to that of another. */
+void attune__opencl_copy_memory(attune__opencl_call *call, attune__cl_memory from, attune__cl_memory to, uint64_t size);
 /* Copies a table of at most ATTUNE__OPENCL_TABLE bytes to the device; once in a call. */
 void attune__opencl_table(attune__opencl_call *call, attune__cl_memory memory, uint64_t offset, const void *table,
                           size_t size);
@@ -127,6 +130,8 @@ void attune__opencl_buffer_destroy(attune_buffer *buffer);
 attune_status attune__opencl_buffer_write(attune_buffer *buffer, uint64_t offset, const void *data, uint64_t size);
 attune_status attune__opencl_buffer_read(const attune_buffer *buffer, uint64_t offset, void *data, uint64_t size);
 attune_status attune__opencl_copy(attune_queue *queue, const attune__copy *copies, uint32_t count, bool to_device);
+
+attune_status attune__opencl_measure(attune_device *device, attune_dtype dtype, double *flops, double *bandwidth);
 
 attune_status attune__opencl_mask_upload(attune_device *device, const attune_mask *mask,
                                          attune__device_mask **device_mask);

@@ -192,6 +192,18 @@ void attune__opencl_read(attune__opencl_call *call, attune__cl_memory memory, ui
     enqueued(call, error, event, "a copy from the device");
 }
 
+void attune__opencl_copy_memory(attune__opencl_call *call, attune__cl_memory from, attune__cl_memory to, uint64_t size)
+{
+    const attune__cl_event wait = earlier(call);
+    attune__cl_event event = NULL;
+    if (call->status != ATTUNE_OK)
+        return;
+    const int32_t error =
+        device_of(call->queue)
+            ->driver.copy(call->queue->handle, from, to, 0, 0, (size_t)size, wait != NULL, wait ? &wait : NULL, &event);
+    enqueued(call, error, event, "a copy on the device");
+}
+
 void attune__opencl_table(attune__opencl_call *call, attune__cl_memory memory, uint64_t offset, const void *table,
                           size_t size)
 {

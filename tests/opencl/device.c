@@ -125,3 +125,23 @@ Test(opencl_device, gradients_are_the_same_each_time)
     attune_device_destroy(device);
     attune_instance_destroy(instance);
 }
+
+Test(opencl_device, measures_peaks)
+{
+    attune_instance *instance;
+    double flops = 0, bandwidth = 0, half = 0;
+    OK(attune_instance_create(NULL, &instance));
+    attune_device *device = device_or_skip(instance, "opencl");
+    OK(attune_device_measure(device, ATTUNE_F32, &flops, &bandwidth));
+    cr_expect_neq(flops, bandwidth, "one of them twice");
+    cr_log_info("f32 %.1f GFLOP/s, copy %.1f GB/s", flops * 1e-9, bandwidth * 1e-9);
+    /* Any processor of this century, and none of the next. */
+    cr_expect(flops > 1e8 && flops < 1e16);
+    cr_expect(bandwidth > 1e8 && bandwidth < 1e14);
+    OK(attune_device_measure(device, ATTUNE_F16, &half, NULL));
+    cr_expect(half > 1e8 && half < 1e16);
+    OK(attune_device_measure(device, ATTUNE_BF16, NULL, &bandwidth));
+    cr_expect_eq(attune_device_measure(device, ATTUNE_F64, &flops, NULL), ATTUNE_UNSUPPORTED);
+    attune_device_destroy(device);
+    attune_instance_destroy(instance);
+}

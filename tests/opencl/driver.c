@@ -151,6 +151,31 @@ Test(opencl_driver, every_call_failed_once)
     }
 }
 
+/* Those of the measurement of a copy, up to the driver's own. */
+Test(opencl_driver, measuring_failed_once)
+{
+    fake_state *fake = open_fake();
+    bool copied = false;
+    for (int at = 1; at < FAKE_CALLS && !copied; at++) {
+        flow f = {.heap = {0}};
+        double bandwidth;
+        cr_assert_eq(flow_open(&f, "opencl:0"), ATTUNE_OK, "%s", attune_last_error());
+        fake->calls = 0;
+        fake->fail_at = at;
+        fake->fail_with = at % 2 ? CL_OUT_OF_HOST_MEMORY : CL_OUT_OF_RESOURCES;
+        const attune_status status = f.device->backend->measure(f.device, ATTUNE_F16, NULL, &bandwidth);
+        cr_expect(status == ATTUNE_OK || attune_last_error()[0], "call %d, %s", at, fake->names[at]);
+        copied = !strcmp(fake->names[at], "clEnqueueCopyBuffer");
+        cr_expect(!copied || status != ATTUNE_OK);
+        fake->fail_at = 0;
+        flow_destroy(&f);
+        cr_expect_eq(fake->live, 0, "call %d, %s: %d objects", at, fake->names[at], fake->live);
+        cr_expect_eq(f.heap.live, 0, "call %d, %s", at, fake->names[at]);
+        fake->live = 0;
+    }
+    cr_expect(copied);
+}
+
 Test(opencl_driver, no_device)
 {
     fake_state *fake = open_fake();
