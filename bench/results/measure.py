@@ -43,7 +43,7 @@ def rows_of(document):
 
 def measure(section, options):
     words = section['command']
-    for key in ('attune', 'cuda', 'vulkan'):
+    for key in ('attune', 'cuda', 'vulkan', 'opencl'):
         words = words.replace('{' + key + '}', getattr(options, key))
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder) / 'out.json'
@@ -97,6 +97,7 @@ def main():
     parser.add_argument('--machine', help='by which the page groups, such as h200')
     parser.add_argument('--cuda', default='cuda:0', help='the device that {cuda} stands for in a command')
     parser.add_argument('--vulkan', default='vulkan:0')
+    parser.add_argument('--opencl', default='opencl:0')
     parser.add_argument('--only', default='', help='sections, with commas between')
     parser.add_argument('--timeout', type=float, default=400, help='seconds of a section')
     parser.add_argument('--out', type=pathlib.Path)

@@ -112,6 +112,13 @@ def device_of(context):
     return text
 
 
+def command_of(data):
+    words = data['command'].replace('{attune}', 'build/bench/attune')
+    for backend in ('cuda', 'vulkan', 'opencl'):
+        words = words.replace('{' + backend + '}', backend + ':0')
+    return words
+
+
 def page():
     sections = json.loads((here / 'sections.json').read_text())
     shortfalls = json.loads((here / 'shortfalls.json').read_text())
@@ -123,7 +130,7 @@ def page():
                 continue
             date, data = measured[section['name']]
             lines += [f'### {section["title"]}\n', f'{section["about"]} {device_of(data.get("context", {}))}; {date}.\n',
-                      '    ' + data['command'].replace('{attune}', 'build/bench/attune').replace('{cuda}', 'cuda:0').replace('{vulkan}', 'vulkan:0') + '\n']
+                      '    ' + command_of(data) + '\n']
             lines += table(data.get('rows', []), section['unit'])
             peaks = [f'{key.removeprefix("peak ")}: {value}' for key, value in data.get('context', {}).items() if key.startswith('peak ')]
             lines += [''] + [f'The device reaches, {peak}.' for peak in peaks] + against(data.get('rows', []))
