@@ -45,10 +45,12 @@ static const attune__tile *scalar_tiles(const attune__search *search, uint32_t *
     }
 }
 
-/* The portable kernel's workgroup: 128 threads, or what the device has. */
-static uint32_t portable_invocations(const attune_limits *limits)
+/* The portable kernel's workgroup: 128 threads, or what the device has, or on OpenCL what num_warps says. */
+static uint32_t portable_invocations(const attune__search *search, const attune__tile *tile)
 {
-    uint32_t most = attune__floor2(limits->workgroup_invocations);
+    if (search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS))
+        return tile->value[ATTUNE__NUM_WARPS] * lanes(search->limits);
+    uint32_t most = attune__floor2(search->limits->workgroup_invocations);
     return most < 128 ? most : 128;
 }
 
@@ -101,17 +103,21 @@ static void portable_clamp(const attune__search *search, attune__tile *tile)
 {
     clamp_rows(search, tile);
     uint32_t width = lanes(search->limits);
-    tile->value[ATTUNE__NUM_WARPS] = (portable_invocations(search->limits) + width - 1) / width;
+    tile->value[ATTUNE__NUM_WARPS] = (portable_invocations(search, tile) + width - 1) / width;
 }
 
 static const char *portable_reject_tile(const attune__search *search, const attune__tile *tile, attune__option *option)
 {
-    return scalar_reject_tile(search, tile, portable_invocations(search->limits), false, option);
+    const uint32_t threads = portable_invocations(search, tile);
+    *option = ATTUNE__NUM_WARPS;
+    if (!attune__is_power2(threads))
+        return "it must be a power of two";
+    return scalar_reject_tile(search, tile, threads, false, option);
 }
 
 static attune__cost portable_cost(const attune__search *search, const attune__tile *tile)
 {
-    uint32_t threads = portable_invocations(search->limits);
+    uint32_t threads = portable_invocations(search, tile);
     return (attune__cost){.shared = scalar_shared(search, tile, threads, false), .invocations = threads};
 }
 
@@ -222,7 +228,10 @@ const attune__family attune__opencl_portable = {
     .sinks = true,
     .dtypes = ATTUNE__DENSE_DTYPES,
     .mixes = MIXES,
-    .options = VULKAN_OPTIONS(0),
+    .options = {ATTUNE__VULKAN_LOOP | ATTUNE__BIT(ATTUNE__NUM_WARPS) | ATTUNE__FORWARD_TILE,
+                ATTUNE__VULKAN_LOOP | ATTUNE__BIT(ATTUNE__NUM_WARPS) | ATTUNE__FORWARD_TILE |
+                    ATTUNE__BIT(ATTUNE__SPLIT_KV),
+                ATTUNE__VULKAN_LOOP | ATTUNE__BACKWARD_TILES | ATTUNE__BIT(ATTUNE__WRITE_DQ)},
     .tiles = scalar_tiles,
     .clamp = portable_clamp,
     .reject_tile = portable_reject_tile,

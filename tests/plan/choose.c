@@ -57,6 +57,18 @@ Test(choose, each_device_gets_its_fastest_kernel)
     }
 }
 
+/* Half the threads have 8 x 8 scores of the same tile each. */
+Test(choose, opencl_threads)
+{
+    attune_problem p = problem_of(ATTUNE_F16, 64, 2048, 2048);
+    attune_plan_choice c = plan("opencl-nvidia", &p, "{\"num_warps\": 2}");
+    cr_expect_str_eq(c.kernel, "opencl_portable");
+    cr_expect(c.block_m == 64 && c.block_n == 64 && c.num_warps == 2, "%u x %u, %u", c.block_m, c.block_n, c.num_warps);
+    cr_expect_eq(c.workgroup_invocations, 64);
+    EXPECT_ERROR("opencl-nvidia", &p, "{\"num_warps\": 3}", ATTUNE_INVALID_ARGUMENT, "num_warps is 3", "power of two");
+    EXPECT_ERROR("opencl-minimum", &p, "{\"num_warps\": 4}", ATTUNE_DOES_NOT_FIT, "needs 4 invocations", "num_warps 1");
+}
+
 /* A plan for long keys has the kernel that one for short keys has: its parts are as many as the driver's bound
  * requires. */
 Test(choose, lanes_decode_any_number_of_keys)

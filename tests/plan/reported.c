@@ -112,8 +112,8 @@ Test(reported, options_that_a_kernel_does_not_read)
                      "does not read it", "cuda_sm80");
     }
     EXPECT_ERROR("cpu", &problem, "{\"num_warps\": 4}", ATTUNE_INVALID_ARGUMENT, "num_warps", "kernel cpu");
-    EXPECT_ERROR("opencl-minimum", &problem, "{\"num_warps\": 4}", ATTUNE_INVALID_ARGUMENT, "num_warps",
-                 "opencl_portable");
+    EXPECT_ERROR("vulkan-minimum", &problem, "{\"num_warps\": 4}", ATTUNE_INVALID_ARGUMENT, "num_warps",
+                 "vulkan_portable");
     EXPECT_ERROR("a6000", &problem, "{\"SPLIT_KV\": 4}", ATTUNE_INVALID_ARGUMENT, "SPLIT_KV", "cuda_sm80 (forward)",
                  "cuda_sm80 (decode)", "FORCE_USE_FLEX_ATTENTION off");
     EXPECT_ERROR("a6000", &problem, "{\"USE_TMA\": true}", ATTUNE_INVALID_ARGUMENT, "USE_TMA on", "does not use TMA");
