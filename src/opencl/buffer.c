@@ -34,7 +34,8 @@ attune_status attune__opencl_buffer_create(attune_device *device, uint64_t size,
     attune__free(&device->host.allocator, made);
     /* Nothing was launched: no error here takes the device with it. */
     if (error == CL_OUT_OF_RESOURCES || error == CL_INVALID_BUFFER_SIZE)
-        error = CL_MEM_OBJECT_ALLOCATION_FAILURE;
+        return attune__fail(ATTUNE_OUT_OF_DEVICE_MEMORY, "%llu bytes: device %s has no memory for a buffer: %s (%d)",
+                            (unsigned long long)size, device->info.id, attune__opencl_error_name(error), error);
     const attune_status status = attune__opencl_check(mine, error ? error : CL_OUT_OF_HOST_MEMORY, "a buffer");
     return attune__fail_context(status, "%llu bytes: ", (unsigned long long)size);
 }

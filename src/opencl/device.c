@@ -198,19 +198,39 @@ static void insert(found *list, uint32_t *count, const found *one)
     list[at] = *one;
 }
 
-/* The devices of all platforms in list, of MOST_DEVICES. *platform_count tells why there is none. */
-static void enumerate(const attune__opencl_driver *driver, found *list, uint32_t *count, uint32_t *platform_count)
+/* What an enumeration tells besides its devices. */
+typedef struct enumeration {
+    uint32_t platforms;
+    const char *call; /* that failed last, where the driver does not just say that there is nothing */
+    int32_t error;
+} enumeration;
+
+static void keep_error(enumeration *e, const char *call, int32_t error, int32_t nothing)
+{
+    if (error != CL_SUCCESS && error != nothing) {
+        e->call = call;
+        e->error = error;
+    }
+}
+
+/* The devices of all platforms in list, of MOST_DEVICES. *e tells why there is none. */
+static void enumerate(const attune__opencl_driver *driver, found *list, uint32_t *count, enumeration *e)
 {
     attune__cl_platform platforms[MOST_PLATFORMS];
-    *count = *platform_count = 0;
-    if (driver->platforms(MOST_PLATFORMS, platforms, platform_count) != CL_SUCCESS)
-        *platform_count = 0;
-    if (*platform_count > MOST_PLATFORMS)
-        *platform_count = MOST_PLATFORMS;
-    for (uint32_t p = 0; p < *platform_count; p++) {
+    *count = 0;
+    *e = (enumeration){.call = NULL};
+    int32_t error = driver->platforms(MOST_PLATFORMS, platforms, &e->platforms);
+    keep_error(e, "clGetPlatformIDs", error, CL_PLATFORM_NOT_FOUND_KHR);
+    if (error != CL_SUCCESS)
+        e->platforms = 0;
+    if (e->platforms > MOST_PLATFORMS)
+        e->platforms = MOST_PLATFORMS;
+    for (uint32_t p = 0; p < e->platforms; p++) {
         attune__cl_device devices[MOST_DEVICES];
         uint32_t here = 0;
-        if (driver->devices(platforms[p], CL_DEVICE_TYPE_ALL, MOST_DEVICES, devices, &here) != CL_SUCCESS)
+        error = driver->devices(platforms[p], CL_DEVICE_TYPE_ALL, MOST_DEVICES, devices, &here);
+        keep_error(e, "clGetDeviceIDs", error, CL_DEVICE_NOT_FOUND);
+        if (error != CL_SUCCESS)
             continue;
         for (uint32_t d = 0; d < here && d < MOST_DEVICES && *count < MOST_DEVICES; d++) {
             found one = {.platform = platforms[p], .device = devices[d]};
@@ -229,16 +249,18 @@ static attune_status device_count(const attune__host *host, uint32_t *count, cha
     if (!attune__opencl_driver_open(&driver, reason, reason_size))
         return ATTUNE_OK;
     found *list = attune__alloc(&host->allocator, MOST_DEVICES, sizeof *list);
-    uint32_t platforms = 0;
+    enumeration e = {.call = NULL};
     if (list)
-        enumerate(&driver, list, count, &platforms);
-    if (!*count && !platforms)
+        enumerate(&driver, list, count, &e);
+    if (!*count && e.call)
+        snprintf(reason, reason_size, "%s gave %s (%d)", e.call, attune__opencl_error_name(e.error), e.error);
+    else if (!*count && !e.platforms)
         snprintf(reason, reason_size,
                  "the OpenCL loader finds no driver: install NVIDIA's or such as pocl-opencl-icd, mesa-opencl-icd or "
                  "intel-opencl-icd");
     else if (!*count)
-        snprintf(reason, reason_size, "the OpenCL loader has %u platform%s, without a device", platforms,
-                 platforms > 1 ? "s" : "");
+        snprintf(reason, reason_size, "the OpenCL loader has %u platform%s, without a device", e.platforms,
+                 e.platforms > 1 ? "s" : "");
     attune__opencl_driver_close(&driver);
     const bool made = list != NULL;
     attune__free(&host->allocator, list);
@@ -253,10 +275,14 @@ static attune_status find_device(const attune__host *host, attune__opencl_driver
     found *list = attune__alloc(&host->allocator, MOST_DEVICES, sizeof *list);
     attune_status status = list ? ATTUNE_OK : ATTUNE_OUT_OF_HOST_MEMORY;
     if (list) {
-        uint32_t count, platforms;
-        enumerate(driver, list, &count, &platforms);
+        uint32_t count;
+        enumeration e;
+        enumerate(driver, list, &count, &e);
         if (index < count)
             *one = list[index];
+        else if (e.call)
+            status = attune__fail(ATTUNE_UNAVAILABLE, "opencl:%u: %s gave %s (%d)", index, e.call,
+                                  attune__opencl_error_name(e.error), e.error);
         else
             status =
                 attune__fail(ATTUNE_UNAVAILABLE, "opencl:%u: the OpenCL loader lists %u devices now", index, count);

@@ -29,8 +29,10 @@ attune_status attune__opencl_check(attune__opencl_device *device, int32_t error,
                             what, name, error);
     }
     if (error == CL_MEM_OBJECT_ALLOCATION_FAILURE)
-        return attune__fail(ATTUNE_OUT_OF_DEVICE_MEMORY, "device %s has no memory for %s", id, what);
+        return attune__fail(ATTUNE_OUT_OF_DEVICE_MEMORY, "device %s has no memory for %s: %s (%d)", id, what, name,
+                            error);
     if (error == CL_OUT_OF_HOST_MEMORY)
-        return attune__fail(ATTUNE_OUT_OF_HOST_MEMORY, "device %s: no host memory for %s", id, what);
+        return attune__fail(ATTUNE_OUT_OF_HOST_MEMORY, "device %s: no host memory for %s: %s (%d)", id, what, name,
+                            error);
     return attune__fail(ATTUNE_INTERNAL, "device %s: %s gave %s (%d)", id, what, name, error);
 }

@@ -192,6 +192,58 @@ Test(opencl_driver, no_device)
     attune_instance_destroy(instance);
 }
 
+/* A driver that has no memory or resources left is not one without a device, and each message has the error's name. */
+Test(opencl_driver, errors_by_name)
+{
+    static const struct {
+        const char *call, *message;
+        attune_status status;
+        int32_t error;
+    } table[] = {
+        {"clGetPlatformIDs", "clGetPlatformIDs gave CL_OUT_OF_HOST_MEMORY (-6)", ATTUNE_UNAVAILABLE,
+         CL_OUT_OF_HOST_MEMORY},
+        {"clGetDeviceIDs", "clGetDeviceIDs gave CL_OUT_OF_RESOURCES (-5)", ATTUNE_UNAVAILABLE, CL_OUT_OF_RESOURCES},
+        {"clCreateContext", "clCreateContext gave CL_OUT_OF_RESOURCES (-5)", ATTUNE_UNAVAILABLE, CL_OUT_OF_RESOURCES},
+        {"clCreateBuffer", "CL_MEM_OBJECT_ALLOCATION_FAILURE (-4)", ATTUNE_OUT_OF_DEVICE_MEMORY,
+         CL_MEM_OBJECT_ALLOCATION_FAILURE},
+        {"clEnqueueWriteBuffer", "CL_OUT_OF_HOST_MEMORY (-6)", ATTUNE_OUT_OF_HOST_MEMORY, CL_OUT_OF_HOST_MEMORY},
+        {"clCreateProgramWithSource", "CL_OUT_OF_RESOURCES (-5)", ATTUNE_DEVICE_LOST, CL_OUT_OF_RESOURCES},
+        {"clBuildProgram", "CL_OUT_OF_HOST_MEMORY (-6)", ATTUNE_COMPILE_FAILED, CL_OUT_OF_HOST_MEMORY},
+        {"clCreateKernel", "CL_OUT_OF_RESOURCES (-5)", ATTUNE_COMPILE_FAILED, CL_OUT_OF_RESOURCES},
+        {"clSetKernelArg", "CL_INVALID_ARG_SIZE (-51)", ATTUNE_INTERNAL, -51},
+        {"clEnqueueNDRangeKernel", "CL_OUT_OF_RESOURCES (-5)", ATTUNE_DEVICE_LOST, CL_OUT_OF_RESOURCES},
+    };
+    fake_state *fake = open_fake();
+    flow whole = {.heap = {0}};
+    cr_assert_eq(flow_all(&whole), ATTUNE_OK, "%s", attune_last_error());
+    const int calls = fake->calls;
+    flow_destroy(&whole);
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        int at = 1;
+        while (at <= calls && strcmp(fake->names[at], table[i].call) != 0)
+            at++;
+        cr_assert(at <= calls, "%s", table[i].call);
+        fake->calls = 0;
+        fake->fail_at = at;
+        fake->fail_with = table[i].error;
+        flow f = {.heap = {0}};
+        const attune_status status = flow_all(&f);
+        cr_expect(status == table[i].status && strstr(attune_last_error(), table[i].message), "%s: %d, %s",
+                  table[i].call, status, attune_last_error());
+        flow_destroy(&f);
+        /* The names of a call that went through again. */
+        fake->calls = 0;
+        fake->fail_at = 0;
+        whole = (flow){.heap = {0}};
+        cr_assert_eq(flow_all(&whole), ATTUNE_OK, "%s", attune_last_error());
+        flow_destroy(&whole);
+    }
+    cr_expect_str_eq(attune__opencl_error_name(CL_PLATFORM_NOT_FOUND_KHR), "CL_PLATFORM_NOT_FOUND_KHR");
+    cr_expect_str_eq(attune__opencl_error_name(-68), "CL_INVALID_DEVICE_PARTITION_COUNT");
+    for (int32_t error = -9999; error < 9999; error++)
+        cr_expect_not_null(attune__opencl_error_name(error));
+}
+
 /* A driver that works is waited for, however long that takes; one that does nothing is given up. */
 Test(opencl_driver, slow_driver)
 {
