@@ -132,20 +132,36 @@ static uint64_t copy_bytes(const attune_limits *limits)
     return size;
 }
 
-static attune_status build(measurement *m)
+static void release(measurement *m)
 {
-    const attune_limits *limits = &m->device->base.info.limits;
-    const uint32_t most = attune__floor2(limits->workgroup_invocations);
-    const uint32_t threads = m->width > 1 ? 1 : most < MOST_THREADS ? most : MOST_THREADS;
-    attune__opencl_text text = {.file = "measure.cl", .host = limits->host, .fma = m->device->fma};
+    attune__opencl_kernel_release(m->device, &m->copy);
+    attune__opencl_kernel_release(m->device, &m->arithmetic);
+}
+
+/* *fit: the work-items of a built kernel, if there are fewer. */
+static attune_status build(measurement *m, uint32_t threads, uint32_t *fit)
+{
+    attune__opencl_text text = {.file = "measure.cl", .host = m->device->base.info.limits.host, .fma = m->device->fma};
     attune__opencl_add_define(&text, "THREADS", threads);
     attune__opencl_add_define(&text, "WIDTH", m->width);
     attune__opencl_add_define(&text, "STEPS", STEPS);
     attune__opencl_add_define(&text, "COPY_STEPS", COPY_STEPS);
-    ATTUNE__TRY(attune__opencl_kernel_build(m->device, &text, "attune_measure", threads, NULL, &m->arithmetic));
-    ATTUNE__TRY(attune__opencl_kernel_also(m->device, &m->arithmetic, "attune_copy", threads, &m->copy));
-    ATTUNE__TRY(attune__opencl_kernel_first(m->device, &m->copy, set_copy(m)));
-    return attune__opencl_kernel_first(m->device, &m->arithmetic, set_arithmetic(m, 0));
+    ATTUNE__TRY(attune__opencl_kernel_build(m->device, &text, "attune_measure", threads, fit, &m->arithmetic));
+    return attune__opencl_kernel_also(m->device, &m->arithmetic, "attune_copy", threads, &m->copy);
+}
+
+static attune_status make_kernels(measurement *m)
+{
+    const uint32_t most = attune__floor2(m->device->base.info.limits.workgroup_invocations);
+    uint32_t fit = 0;
+    attune_status status = build(m, m->width > 1 ? 1 : most < MOST_THREADS ? most : MOST_THREADS, &fit);
+    if (status == ATTUNE_COMPILE_FAILED && fit) {
+        release(m);
+        status = build(m, attune__floor2(fit), NULL);
+    }
+    if (status == ATTUNE_OK)
+        status = attune__opencl_kernel_first(m->device, &m->copy, set_copy(m));
+    return status == ATTUNE_OK ? attune__opencl_kernel_first(m->device, &m->arithmetic, set_arithmetic(m, 0)) : status;
 }
 
 static attune_status measure(measurement *m, double *flops, double *bandwidth)
@@ -157,7 +173,7 @@ static attune_status measure(measurement *m, double *flops, double *bandwidth)
         m->groups = (uint32_t)(size / results);
     ATTUNE__TRY(attune__opencl_buffer_create(&m->device->base, size, &m->from));
     ATTUNE__TRY(attune__opencl_buffer_create(&m->device->base, size, &m->to));
-    ATTUNE__TRY(build(m));
+    ATTUNE__TRY(make_kernels(m));
     if (flops)
         ATTUNE__TRY(measure_arithmetic(m, flops));
     return bandwidth ? measure_copy(m, bandwidth) : ATTUNE_OK;
@@ -173,8 +189,7 @@ attune_status attune__opencl_measure(attune_device *device, attune_dtype dtype, 
     if (dtype == ATTUNE_F64)
         return attune__fail(ATTUNE_UNSUPPORTED, "device %s: the OpenCL kernels do not compute in f64", device->info.id);
     const attune_status status = measure(&m, flops, bandwidth);
-    attune__opencl_kernel_release(m.device, &m.copy);
-    attune__opencl_kernel_release(m.device, &m.arithmetic);
+    release(&m);
     if (m.to)
         attune__opencl_buffer_destroy(m.to);
     if (m.from)

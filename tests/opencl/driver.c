@@ -336,6 +336,10 @@ Test(opencl_driver, shrinking_group)
     cr_assert_eq(attune_plan_choice_get(f.plan, &choice), ATTUNE_OK);
     cr_expect_eq(choice.workgroup_invocations, 64, "%u", choice.workgroup_invocations);
     cr_expect(strstr(log_text, "a kernel has 64 of 256 invocations: a smaller tile"), "%s", log_text);
+    double bandwidth = 0;
+    cr_expect_eq(f.device->backend->measure(f.device, ATTUNE_F32, NULL, &bandwidth), ATTUNE_OK, "%s",
+                 attune_last_error());
+    cr_expect(bandwidth > 0);
     flow_destroy(&f);
     cr_expect_eq(fake->live, 0);
 }
