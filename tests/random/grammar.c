@@ -13,6 +13,7 @@ typedef struct grammar {
     bool lengths; /* q_len and kv_len are */
     bool divide;  /* any float may divide; else powers of two, whose quotients no device rounds otherwise */
     bool wild;    /* infinities */
+    bool rows;    /* row is in reach */
     int captures; /* reads so far */
 } grammar;
 
@@ -88,7 +89,7 @@ static int draw_symbol(grammar *g, attune_symbol_kind kind, node_type type)
     s->rank = rng_chance(r, 60) ? 1 : (int)rng_range(r, 1, 4);
     for (int i = 0; i < s->rank; i++) {
         static const node_op by[] = {OP_Q, OP_KV, OP_H, OP_B, OP_KV, OP_Q, OP_H_KV, OP_INT};
-        s->by[i] = by[rng_range(r, 0, s->rank > 2 ? 7 : 5)];
+        s->by[i] = g->rows && rng_chance(r, 20) ? OP_ROW : by[rng_range(r, 0, s->rank > 2 ? 7 : 5)];
     }
     return t->symbol_count++;
 }
@@ -142,6 +143,8 @@ static int int_leaf(grammar *g)
     static const node_op variables[] = {OP_Q, OP_KV, OP_Q, OP_KV, OP_Q, OP_KV, OP_H, OP_B, OP_H_KV};
     if (g->lengths && rng_chance(g->r, 8))
         return variable(g, rng_chance(g->r, 50) ? OP_Q_LEN : OP_KV_LEN);
+    if (g->rows && rng_chance(g->r, 6))
+        return variable(g, OP_ROW);
     if (rng_chance(g->r, 25))
         return literal_int(g, (int32_t)(rng_chance(g->r, 4) ? rng_range(g->r, INT32_MAX - 9, INT32_MAX)
                                                             : rng_range(g->r, 0, rng_chance(g->r, 50) ? 5 : 60)));
@@ -414,6 +417,16 @@ void tree_draw_score(rng *r, bool wild, tree *t)
                    literal_float(&g, 0));
         (void)apply(&g, OP_CHOICE, TYPE_FLOAT, 3, (const int[]){c, root, infinity});
     }
+}
+
+void tree_draw_served(rng *r, bool score, bool divide, tree *t)
+{
+    *t = (tree){0};
+    grammar g = {
+        .r = r, .t = t, .suffix = score ? "S" : "A", .score = score, .lengths = true, .divide = divide, .rows = true};
+    const int root = (score ? float_expr : bool_expr)(&g, (int)rng_range(r, 1, 4));
+    if (score && !tree_uses(t, OP_SCORE))
+        (void)binary(&g, OP_ADD, TYPE_FLOAT, root, push(&g, (node){.op = OP_SCORE, .type = TYPE_FLOAT}));
 }
 
 void tree_add_bias(attune_dtype dtype, bool by_batch, bool by_head, tree *t)

@@ -91,6 +91,8 @@ int32_t variable_at(node_op op, const point *p)
         return p->h_kv;
     case OP_Q_LEN:
         return p->q_len;
+    case OP_ROW:
+        return p->row;
     default:
         return p->kv_len;
     }
@@ -216,7 +218,7 @@ bool tree_allows(const tree *t, const binding *bindings, const point *p)
             r = a->i ? *b : *c;
             break;
         default:
-            if (n->op <= OP_KV_LEN)
+            if (n->op <= OP_ROW)
                 r.i = variable_at(n->op, p);
             else if (n->type == TYPE_FLOAT)
                 r = exact_float(n, a, b, c);

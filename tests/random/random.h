@@ -42,6 +42,7 @@ typedef enum node_op {
     OP_H_KV,
     OP_Q_LEN,
     OP_KV_LEN,
+    OP_ROW, /* of calls over a cache */
     OP_SCORE,
     OP_INT,
     OP_FLOAT,
@@ -103,7 +104,7 @@ typedef struct tree_symbol {
     attune_symbol_kind kind;
     attune_dtype dtype;
     int rank;
-    node_op by[ATTUNE_MAX_RANK]; /* OP_B ... OP_KV, or OP_INT: a few elements */
+    node_op by[ATTUNE_MAX_RANK]; /* OP_B ... OP_KV, OP_ROW, or OP_INT: a few elements */
     bool declared_rank;          /* else its declaration has 0 */
     bool of_mask;                /* the tensor that the mask follows */
 } tree_symbol;
@@ -124,11 +125,13 @@ typedef struct binding {
 } binding;
 
 typedef struct point {
-    int32_t b, h, q, kv, h_kv, q_len, kv_len;
+    int32_t b, h, q, kv, h_kv, q_len, kv_len, row;
 } point;
 
 void tree_draw_mask(rng *r, const char *suffix, bool lengths, bool divide, tree *t);
 void tree_draw_score(rng *r, bool wild, tree *t);
+/* Of calls over a cache, which have rows of all sequences. */
+void tree_draw_served(rng *r, bool score, bool divide, tree *t);
 /* `score + bias[b, h, q, kv]` of a score, or of nothing; bias is the mask's tensor, which all batches or heads may
  * share. */
 void tree_add_bias(attune_dtype dtype, bool by_batch, bool by_head, tree *t);

@@ -303,7 +303,7 @@ static known evaluate(const tree *t, const node *n, const known *k, const bindin
         }
         break;
     default:
-        if (n->op <= OP_KV_LEN) {
+        if (n->op <= OP_ROW) {
             r.i = variable_at(n->op, p);
         } else if (n->type != TYPE_FLOAT) {
             r.i = n->op == OP_CLAMP ? int_value(OP_MIN, int_value(OP_MAX, a->i, b->i), c->i)
