@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/half.h"
 #include "base/quant.h"
 #include "cpu/cpu.h"
 
@@ -86,6 +87,25 @@ static void prepare(const attune__append *call, const attune_tensor *from, const
         rotate(row, call, p->position);
 }
 
+/* The f32 whose rounding to 16 bits is that of the value: to odd, if it is not one of f32. */
+static double narrowed(double value)
+{
+    const float nearest = (float)value;
+    if (isnan(value) || (double)nearest == value)
+        return value;
+    uint32_t bits = attune__f32_to_bits(nearest);
+    bits -= fabs((double)nearest) > fabs(value);
+    return (double)attune__f32_from_bits(bits | 1);
+}
+
+static void store_row(char *to, attune_dtype dtype, const double *row, int64_t columns)
+{
+    const size_t element = attune_dtype_size(dtype);
+    const bool narrow = dtype == ATTUNE_F16 || dtype == ATTUNE_BF16;
+    for (int64_t i = 0; i < columns; i++)
+        attune__cpu_store(to + (size_t)i * element, dtype, narrow ? narrowed(row[i]) : row[i]);
+}
+
 /* A row of K or V into the cache. scale_rows: the factor is the row's, and written too. */
 static void write(const attune_tensor *cache, const attune_tensor *scale, bool scale_rows, int64_t h,
                   const attune__cpu_key *key, const double *row)
@@ -94,8 +114,7 @@ static void write(const attune_tensor *cache, const attune_tensor *scale, bool s
     const int64_t columns = cache->size[3];
     char *to = attune__cpu_at(cache, element, key->page, h, key->row);
     if (!attune__is_quantised(cache->dtype)) {
-        for (int64_t i = 0; i < columns; i++)
-            attune__cpu_store(to + (size_t)i * element, cache->dtype, row[i]);
+        store_row(to, cache->dtype, row, columns);
         return;
     }
     float values[MOST_COLUMNS], factor = 1;
@@ -122,9 +141,7 @@ static void append_row(const attune__append *call, int64_t b, const attune__cpu_
         const attune_tensor *out = &call->q_out;
         const size_t element = attune_dtype_size(out->dtype);
         prepare(call, &forward->q, &call->q_norm, h, &p, row);
-        char *to = attune__cpu_at(out, element, p.batch, h, p.row);
-        for (int64_t j = 0; j < out->size[3]; j++)
-            attune__cpu_store(to + (size_t)j * element, out->dtype, row[j]);
+        store_row(attune__cpu_at(out, element, p.batch, h, p.row), out->dtype, row, out->size[3]);
     }
     for (int64_t h = 0; p.found && h < forward->kv_heads; h++) {
         prepare(call, &call->k, &call->k_norm, h, &p, row);

@@ -754,3 +754,52 @@ Test(append, opencl_of_extremes)
 {
     run_extremes("opencl");
 }
+
+/* A double just below the middle of two f16 is nearer to the lower one; rounded to f32 first it would be the middle. */
+Test(append, rounded_once)
+{
+    const uint16_t ones[8] = {0x3c00, 0x3c00, 0x3c00, 0x3c00, 0x3c00, 0x3c00, 0x3c00, 0x3c00};
+    const int64_t slot = 0;
+    float weights[8];
+    uint16_t got[2][8];
+    attune_instance *instance;
+    attune_device *device;
+    attune_plan *plan;
+    attune_buffer *buffers[5];
+    const attune_problem problem = {
+        .struct_size = sizeof problem, .dtype = ATTUNE_F16, .head_dim = 8, .q_len = 1, .kv_len = 1, .tokens = 1};
+    for (int i = 0; i < 8; i++)
+        weights[i] = 1 + 3 * 0x1p-11f;
+    OK(attune_instance_create(NULL, &instance));
+    OK(attune_device_open(instance, "cpu", &device));
+    OK(attune_plan_create(device, &problem, NULL, &plan));
+    for (int i = 0; i < 5; i++)
+        OK(attune_buffer_create(device, 64, &buffers[i]));
+    OK(attune_buffer_write(buffers[0], 0, ones, sizeof ones));
+    OK(attune_buffer_write(buffers[1], 0, weights, sizeof weights));
+    OK(attune_buffer_write(buffers[2], 0, &slot, sizeof slot));
+    const attune_tensor row = {.buffer = buffers[0], .dtype = ATTUNE_F16, .rank = 3, .size = {1, 1, 8}},
+                        norm = {.buffer = buffers[1], .dtype = ATTUNE_F32, .rank = 1, .size = {8}};
+    const attune_cache cache = {.struct_size = sizeof cache,
+                                .k = {.buffer = buffers[3], .dtype = ATTUNE_F16, .rank = 4, .size = {1, 1, 1, 8}}};
+    attune_append_args args = {.struct_size = sizeof args,
+                               .k = row,
+                               .cache = &cache,
+                               .slots = {.buffer = buffers[2], .dtype = ATTUNE_I64, .rank = 1, .size = {1}},
+                               .k_norm = norm,
+                               .q_norm = norm,
+                               .norm_epsilon = 0x1p-30,
+                               .q = row,
+                               .q_out = row};
+    args.q_out.buffer = buffers[4];
+    OK(attune_append(plan, attune_device_queue(device), &args, NULL));
+    for (int i = 0; i < 2; i++)
+        OK(attune_buffer_read(buffers[3 + i], 0, got[i], sizeof got[i]));
+    for (int i = 0; i < 16; i++)
+        cr_expect_eq(got[i / 8][i % 8], 0x3c01, "%s, column %d: %04x", i / 8 ? "q_out" : "k", i % 8, got[i / 8][i % 8]);
+    for (int i = 0; i < 5; i++)
+        attune_buffer_destroy(buffers[i]);
+    attune_plan_destroy(plan);
+    attune_device_destroy(device);
+    attune_instance_destroy(instance);
+}
