@@ -17,6 +17,19 @@ typedef struct cache_layout {
     uint8_t pad_row, pad_plane, pad_page, offset;
 } cache_layout;
 
+/* New rows of a step, which attune_append writes before the forward call. */
+typedef struct appending {
+    bool used;
+    bool slots, positions; /* own ones, not those of the batch */
+    bool queries;
+    bool norm, q_norm, own_weights; /* own: weights of the problem's dtype */
+    uint32_t norm_columns;
+    bool rotate, interleaved;
+    uint32_t rotary_first, rotary_columns;
+    int64_t rotary_positions; /* of the tables */
+    layout k, v, q, q_out, slot, position, cosine;
+} appending;
+
 /* One call: lengths as the device reads them, right or wrong. */
 typedef struct step {
     uint64_t seed;
@@ -37,6 +50,7 @@ typedef struct step {
     cache_layout cache[2]; /* of both placements */
     layout q, o, lse, row_max, ints, captures[2 * SYMBOLS];
     uint32_t workspace_offset; /* in 256 bytes */
+    appending append;
 } step;
 
 typedef struct serving {
@@ -91,6 +105,9 @@ typedef struct step_data {
     double sinks[64];
     uint32_t *tree; /* [rows, words] */
     binding mask[SYMBOLS], score[SYMBOLS];
+    grid new_k, new_v;          /* what is appended: as q, of kv_heads */
+    bool *new_rows;             /* [rows]: those that are appended */
+    int64_t *entry_of, *key_of; /* [rows]: and where */
     expected o, lse, row_max;
     bool *contested; /* [rows]: several sequences have it */
 } step_data;
@@ -100,6 +117,8 @@ typedef struct sequence {
     bool written, masked;
     int64_t row, rows, keys, first, entry;
 } sequence;
+/* The position of a row in the tables of rotations: its own, or that of its key. */
+int64_t position_of(const step *c, int64_t row, int64_t key);
 sequence sequence_of(const serving *s, const step *c, const step_data *d, int b);
 /* A row's index among those of q, and that of a row and head among those of lse. */
 int64_t row_index(const serving *s, const step_data *d, const sequence *of, int b, int64_t i);

@@ -7,7 +7,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SEED_Q = 1, SEED_K, SEED_V, SEED_HOLE, SEED_TREE, SEED_SINKS, SEED_SYMBOL };
+enum {
+    SEED_Q = 1,
+    SEED_K,
+    SEED_V,
+    SEED_HOLE,
+    SEED_TREE,
+    SEED_SINKS,
+    SEED_NEW_K,
+    SEED_NEW_V,
+    SEED_DROP,
+    SEED_POSITION,
+    SEED_SYMBOL
+};
 
 static void *zeroed(int64_t count, size_t size)
 {
@@ -295,6 +307,35 @@ static void draw_sinks(const serving *s, const step *c, step_data *d)
     }
 }
 
+int64_t position_of(const step *c, int64_t row, int64_t key)
+{
+    const uint64_t word = mix(mix(c->seed, SEED_POSITION), (uint64_t)row);
+    return c->append.positions ? (int64_t)(word % (uint64_t)(c->append.rotary_positions + 2)) - 1 : key;
+}
+
+/* Rows that attune_append writes, and where. In lists of slots some are left out. */
+static void place_new(const serving *s, const step *c, step_data *d)
+{
+    d->new_rows = zeroed(d->rows, sizeof *d->new_rows);
+    d->entry_of = zeroed(d->rows, sizeof *d->entry_of);
+    d->key_of = zeroed(d->rows, sizeof *d->key_of);
+    for (int b = 0; b < c->sequences && c->append.used; b++) {
+        const sequence of = sequence_of(s, c, d, b);
+        for (int64_t i = 0; of.written && !of.masked && i < of.rows; i++) {
+            const int64_t kv = of.keys - of.rows + i, row = row_index(s, d, &of, b, i);
+            const bool dropped = c->append.slots && mix(mix(c->seed, SEED_DROP), (uint64_t)row) % 6 == 0;
+            const int64_t position = position_of(c, row, kv);
+            if (c->append.rotate && (position < 0 || position >= c->append.rotary_positions))
+                continue;
+            if (kv < 0 || dropped || d->hole[of.entry + kv / d->page])
+                continue;
+            d->entry_of[row] = of.entry + kv / d->page;
+            d->key_of[row] = kv % d->page;
+            d->new_rows[row] = true;
+        }
+    }
+}
+
 static void expect(int rank, const int64_t *size, expected *e)
 {
     grid_create(&e->value, rank, size);
@@ -311,10 +352,15 @@ bool step_create(const serving *s, const step *c, step_data *d)
     bind(s, c, d, &s->mask, 0, d->mask);
     bind(s, c, d, &s->score, 1, d->score);
     fill_rows(s, c, d, SEED_Q, s->heads, s->head_dim, &d->q);
+    place_new(s, c, d);
     mark_used(s, c, d);
     fill_cache(s, c, d, SEED_K, s->k_dtype, s->head_dim, s->k_scale, &d->k);
     if (!s->latent)
         fill_cache(s, c, d, SEED_V, s->v_dtype, s->head_dim_v, s->v_scale, &d->v);
+    if (c->append.used) {
+        fill_rows(s, c, d, SEED_NEW_K, s->kv_heads, s->head_dim, &d->new_k);
+        fill_rows(s, c, d, SEED_NEW_V, s->kv_heads, s->head_dim_v, &d->new_v);
+    }
     const int64_t *size = d->q.size;
     if (s->packed) {
         expect(3, (const int64_t[]){size[0], size[1], s->head_dim_v}, &d->o);
@@ -336,7 +382,8 @@ void step_destroy(step_data *d)
         free(d->score[i].values);
     }
     void *const all[] = {d->hole,     d->mapped,    d->used,          d->k.at,         d->k.scale,
-                         d->v.at,     d->v.scale,   d->q.at,          d->tree,         d->o.value.at,
+                         d->v.at,     d->v.scale,   d->q.at,          d->tree,         d->new_k.at,
+                         d->new_v.at, d->new_rows,  d->entry_of,      d->key_of,       d->o.value.at,
                          d->o.bound,  d->lse.bound, d->row_max.bound, d->lse.value.at, d->row_max.value.at,
                          d->contested};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)

@@ -71,6 +71,28 @@ static void draw_sequence(rng *r, int64_t pairs, int64_t *rows, int64_t *keys)
     }
 }
 
+static void draw_append(rng *r, const serving *s, appending *a)
+{
+    *a = (appending){.used = true,
+                     .slots = rng_chance(r, 30),
+                     .queries = rng_chance(r, 40),
+                     .norm = rng_chance(r, 40),
+                     .rotate = rng_chance(r, 50)};
+    a->q_norm = a->queries && rng_chance(r, 50);
+    a->own_weights = rng_chance(r, 50);
+    a->norm_columns = rng_chance(r, 60) ? s->head_dim : (uint32_t)rng_range(r, 1, s->head_dim);
+    if (a->rotate) {
+        a->interleaved = rng_chance(r, 50);
+        a->rotary_columns = 2 * (uint32_t)(rng_chance(r, 60) ? s->head_dim / 2 : rng_range(r, 1, s->head_dim / 2));
+        a->rotary_first = (uint32_t)(rng_chance(r, 50) ? 0 : rng_range(r, 0, s->head_dim - a->rotary_columns));
+        a->positions = rng_chance(r, 40);
+        a->rotary_positions = rng_chance(r, 80) ? s->kv_len : rng_range(r, 1, s->kv_len);
+    }
+    layout *const all[] = {&a->k, &a->v, &a->q, &a->q_out, &a->slot, &a->position, &a->cosine};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        draw_layout(r, all[i] != &a->q_out, 3, all[i]);
+}
+
 static void draw_step(rng *r, const serving *s, int64_t pairs, step *c)
 {
     *c = (step){.seed = rng_next(r), .sequences = (int)rng_range(r, 1, SEQUENCES)};
@@ -120,6 +142,8 @@ static void draw_step(rng *r, const serving *s, int64_t pairs, step *c)
     draw_layout(r, true, 2, &c->ints);
     for (int i = 0; i < 2 * SYMBOLS; i++)
         draw_layout(r, true, 4, &c->captures[i]);
+    if (!c->has_shared && rng_chance(r, 25))
+        draw_append(r, s, &c->append);
 }
 
 /* Numbers that the header says are harmless. */
@@ -132,19 +156,23 @@ static void draw_wrong(rng *r, const serving *s, step *c)
             c->keys[b] = rng_chance(r, 50) ? -rng_range(r, 1, 40) : INT32_MIN;
             break;
         case 1:
+            if (c->append.used)
+                break;
             c->keys[b] = rng_chance(r, 50) ? s->kv_len + rng_range(r, 1, 40) : INT32_MAX;
             break;
         case 2:
-            c->table_more = -rng_range(r, 1, 3);
+            if (!c->append.used)
+                c->table_more = -rng_range(r, 1, 3);
             break;
         case 3:
         case 4:
-            c->nudge[b + (int)rng_range(r, 0, 1)] = rng_chance(r, 80)   ? rng_range(r, -5, 5)
-                                                    : rng_chance(r, 50) ? 1000000
-                                                                        : INT32_MIN / 2;
+            if (!c->append.used)
+                c->nudge[b + (int)rng_range(r, 0, 1)] = rng_chance(r, 80)   ? rng_range(r, -5, 5)
+                                                        : rng_chance(r, 50) ? 1000000
+                                                                            : INT32_MIN / 2;
             break;
         case 5:
-            if (!c->has_shared)
+            if (!c->has_shared && !c->append.used)
                 c->page_nudge[b + (int)rng_range(r, 0, 1)] = rng_chance(r, 80)   ? rng_range(r, -3, 3)
                                                              : rng_chance(r, 50) ? 1000000
                                                                                  : INT32_MIN / 2;
@@ -332,10 +360,10 @@ void serving_print(const serving *s, FILE *out)
                       o->block_n, o->num_stages, o->split_kv);
     for (int i = 0; i < s->step_count; i++) {
         const step *c = &s->steps[i];
-        (void)fprintf(out,
-                      "  step %d: data %s, count %d%s, %lld rows before, %lld after, table %+lld, holes %d %%%s:", i,
-                      datas[c->data], c->count, c->has_count ? "" : " (not passed)", (long long)c->before,
-                      (long long)c->after, (long long)c->table_more, c->holes, c->has_tree ? ", tree" : "");
+        (void)fprintf(
+            out, "  step %d: data %s, count %d%s, %lld rows before, %lld after, table %+lld, holes %d %%%s%s:", i,
+            datas[c->data], c->count, c->has_count ? "" : " (not passed)", (long long)c->before, (long long)c->after,
+            (long long)c->table_more, c->holes, c->has_tree ? ", tree" : "", c->append.used ? ", appended" : "");
         for (int b = 0; b < c->sequences; b++) {
             (void)fprintf(out, " %lld on %lld", (long long)c->rows[b], (long long)c->keys[b]);
             if (c->has_first)

@@ -112,7 +112,7 @@ static int64_t lay_rows(const serving *s, const step_data *d, const cache_layout
     return t->stride[0];
 }
 
-/* The rows that some sequence reads. */
+/* The rows that some sequence reads. New ones are left out: attune_append writes them. */
 static void write_rows(const serving *s, const step_data *d, const fixture *b, const rows_of_cache *of,
                        const attune_tensor *t, unsigned char *image)
 {
@@ -122,6 +122,14 @@ static void write_rows(const serving *s, const step_data *d, const fixture *b, c
             memcpy(image + cell_at(t, b->page_of[entry], i / d->page % s->kv_heads, i % d->page),
                    of->at + (size_t)i * of->bytes, of->bytes);
     }
+}
+
+static void forget_new(const serving *s, const step_data *d, const fixture *b, const rows_of_cache *of,
+                       const attune_tensor *t, unsigned char *image)
+{
+    for (int64_t row = 0; row < d->rows; row++)
+        for (int64_t h = 0; d->new_rows[row] && h < s->kv_heads; h++)
+            memset(image + cell_at(t, b->page_of[d->entry_of[row]], h, d->key_of[row]), 0xff, of->bytes);
 }
 
 static bool place_scale(runner *r, const serving *s, const step *c, const step_data *d, const rows_of_cache *of,
@@ -176,9 +184,11 @@ static bool place_cache(runner *r, const serving *s, const step *c, const step_d
     slab *const values = beside ? &b->k : &b->v;
     k.buffer = b->k.buffer;
     write_rows(s, d, b, &d->k, &k, b->k.image);
+    forget_new(s, d, b, &d->k, &k, b->k.image);
     if (!s->latent) {
         v.buffer = values->buffer;
         write_rows(s, d, b, &d->v, &v, values->image);
+        forget_new(s, d, b, &d->v, &v, values->image);
     }
     b->cache.struct_size = sizeof b->cache;
     b->cache.k = k;
@@ -225,6 +235,9 @@ static bool place_table(runner *r, const serving *s, const step *c, const step_d
                    : word & 1     ? (int32_t)(word >> 8 & 0xffffff)
                                   : -(int32_t)(word >> 8 & 0xffffff);
     }
+    for (int64_t row = 0; row < d->rows; row++)
+        if (d->new_rows[row])
+            table[d->entry_of[row]] = (int32_t)b->page_of[d->entry_of[row]];
     const int64_t size[2] = {s->list ? d->entries : c->sequences, d->columns};
     bool ok = place_ints(r, "pages", s->list ? 1 : 2, size, &c->ints, table, &b->table, &b->cache.pages, f);
     free(table);

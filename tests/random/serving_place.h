@@ -40,4 +40,9 @@ void fixture_destroy(fixture *b);
 /* Whether all inputs are as they were. */
 bool fixture_unchanged(const fixture *b, finding *f);
 
+/* Appends the step's new rows and compares them with an own computation; what the cache then holds becomes the step's
+ * data, or must be what it was for the placement before. */
+bool append_rows(runner *r, const serving *s, const step *c, step_data *d, const attune_plan *plan, int which,
+                 fixture *b, finding *f);
+
 #endif

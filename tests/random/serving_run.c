@@ -341,7 +341,8 @@ static bool run_step(runner *r, const serving *s, const step *c, const attune_pl
     step_data d;
     bool ok = step_create(s, c, &d);
     for (int i = 0; i < 2 && ok; i++)
-        ok = fixture_create(r, s, c, &d, plan, i, &b[i], f);
+        ok = fixture_create(r, s, c, &d, plan, i, &b[i], f) &&
+             (!c->append.used || append_rows(r, s, c, &d, plan, i, &b[i], f));
     if (ok) {
         step_expect(s, c, kind_of(r, plan, f), &d);
         ok = launch(r, plan, &b[0].args, f) && collect_outputs(&b[0], &first, f) &&

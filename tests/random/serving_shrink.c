@@ -56,6 +56,13 @@ static void shrink_kinds(search *s)
     TRY_FIELD(s, try_.sinks, false);
     TRY_FIELD(s, try_.split_keys, 0);
     TRY_FIELD(s, try_.scale, 0);
+    TRY_FIELD(s, c_->append.used, false);
+    TRY_FIELD(s, c_->append.queries, false);
+    TRY_FIELD(s, c_->append.norm, false);
+    TRY_FIELD(s, c_->append.q_norm, false);
+    TRY_FIELD(s, c_->append.rotate, false);
+    TRY_FIELD(s, c_->append.positions, false);
+    TRY_FIELD(s, c_->append.slots, false);
     TRY_FIELD(s, c_->data, DATA_NORMAL);
     TRY_FIELD(s, c_->has_tree, false);
     TRY_FIELD(s, c_->has_first, false);
@@ -98,6 +105,8 @@ static void shrink_layouts(search *s)
     memset(c->cache, 0, sizeof c->cache);
     c->q = c->o = c->lse = c->row_max = c->ints = (layout){0};
     memset(c->captures, 0, sizeof c->captures);
+    appending *a = &c->append;
+    a->k = a->v = a->q = a->q_out = a->slot = a->position = a->cosine = (layout){0};
     if (keep(s, &plain))
         return;
     TRY_FIELD(s, c_->q, ((layout){0}));
