@@ -109,6 +109,10 @@ static void draw_step(rng *r, const serving *s, int64_t pairs, step *c)
         if (!s->packed)
             c->rows[b] = b ? c->rows[0] : max64(c->rows[b], 1);
     }
+    if (s->tree && s->packed && rng_chance(r, 30)) {
+        c->rows[0] = rng_range(r, 33, 80);
+        c->keys[0] = c->rows[0] + rng_range(r, 0, 40);
+    }
     c->has_first = rng_chance(r, 25);
     c->has_shared = c->sequences > 1 && rng_chance(r, 20);
     c->has_count = rng_chance(r, 25);
@@ -127,8 +131,8 @@ static void draw_step(rng *r, const serving *s, int64_t pairs, step *c)
     int64_t rows = 0;
     for (int b = 0; b < c->sequences; b++)
         rows = max64(rows, c->rows[b]);
-    c->words = rng_chance(r, 80) ? (rows + 31) / 32 + (rng_chance(r, 20) ? 1 : 0) : 1;
-    c->words = max64(c->words, 1);
+    /* Bits past the words are 0. */
+    c->words = max64(rng_chance(r, 60) ? (rows + 31) / 32 + (rng_chance(r, 20) ? 1 : 0) : rows / 32, 1);
     c->want_lse = s->lse && rng_chance(r, 85);
     c->want_row_max = s->row_max && rng_chance(r, 85);
     c->shrink_captures = (int)(rng_chance(r, 25) ? rng_range(r, 0, 6) : 0);
@@ -302,7 +306,7 @@ void serving_draw(uint64_t seed, uint64_t index, const draw_profile *profile, se
     s->page = rng_chance(&r, 80) ? pages[rng_range(&r, 0, 13)] : rng_range(&r, 1, 100);
     s->list = s->page && rng_chance(&r, 35);
     s->packed = rng_chance(&r, 75);
-    s->tree = rng_chance(&r, 20);
+    s->tree = rng_chance(&r, 30);
     s->sinks = rng_chance(&r, 25);
     s->lse = rng_chance(&r, 80);
     s->row_max = rng_chance(&r, 60);
