@@ -6,7 +6,7 @@
 
 #define vec4                            float4
 #define uvec2                           uint2
-#define CONSTANT(id, type, name, value) /* src/opencl/program.c defines it */
+#define CONSTANT(id, type, name, value) /* the families of src/opencl define it */
 #define SHARED(type, name, count)       __local type name[count];
 #define OF(name)                        name
 

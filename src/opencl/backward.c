@@ -5,10 +5,8 @@
  */
 #include "opencl/program.h"
 
-#include <string.h>
-
 #include "base/error.h"
-#include "plan/layout.h"
+#include "opencl/family.h"
 
 /* Pointers of backward kernels between those of all kernels and the captures. */
 #define MORE_POINTERS 6
@@ -19,30 +17,6 @@
 static bool has_captures(const attune__shape *shape, const attune__gradient *gradient)
 {
     return gradient && gradient->read_count && shape->capture_gradient_elements;
-}
-
-#define CONSTANT(id, type, name, value) attune__opencl_add_define(text, #name, layout->name);
-#define SHARED(type, name, count)
-
-static void add_constants(const attune__backward_layout *layout, attune__opencl_text *text)
-{
-#include "shaders/layout_backward.h"
-}
-
-#undef CONSTANT
-#undef SHARED
-
-static attune_status add_layout(const attune__program_desc *desc, const attune__opencl_tile *tile, bool keys,
-                                attune__opencl_text *text)
-{
-    attune__backward_layout layout;
-    const char *why = attune__backward_layout_make(tile->block_m, tile->block_n, tile->threads, desc->shape->head_dim,
-                                                   desc->shape->head_dim_v, keys, &layout);
-    if (why)
-        return attune__fail(ATTUNE_INTERNAL, "%s: a tile of %u x %u: %s", desc->choice->kernel, tile->block_m,
-                            tile->block_n, why);
-    add_constants(&layout, text);
-    return ATTUNE_OK;
 }
 
 /* Of the kernel for dK and dV (`keys`) or the one for dQ: the outer rows and the inner ones. */
@@ -62,26 +36,15 @@ static attune__opencl_text begin_text(const attune__opencl_device *device, const
     return text;
 }
 
-static attune_status build_lanes(attune__opencl_device *device, const attune__program_desc *desc, bool keys,
-                                 attune__opencl_kernel *kernel)
+static attune_status build_pass(attune__opencl_device *device, const attune__program_desc *desc,
+                                const attune__opencl_family *family, bool keys, bool aligned,
+                                attune__opencl_kernel *kernel)
 {
     const attune__opencl_tile tile = tile_of(desc->choice, keys);
-    attune__opencl_text text = begin_text(device, desc, "lanes_backward.cl", &tile, keys, false);
-    ATTUNE__TRY(attune__opencl_add_lanes(device, desc, &tile, &text));
+    attune__opencl_text text = begin_text(device, desc, family->backward.file, &tile, keys, aligned);
+    ATTUNE__TRY(family->define_backward(device, desc, &tile, keys, &text));
     ATTUNE__TRY(
-        attune__opencl_kernel_build(device, &text, "attune_lanes_backward", tile.threads, desc->invocations, kernel));
-    return attune__opencl_launch_empty(device, kernel, MORE_POINTERS, desc->score);
-}
-
-static attune_status build_portable(attune__opencl_device *device, const attune__program_desc *desc, bool keys,
-                                    bool aligned, attune__opencl_kernel *kernel)
-{
-    const attune__opencl_tile tile = tile_of(desc->choice, keys);
-    attune__opencl_text text = begin_text(device, desc, "backward.cl", &tile, keys, aligned);
-    /* A CPU's driver takes three times as long to optimise it, longer than most calls. */
-    text.literal = device->base.info.limits.host;
-    ATTUNE__TRY(add_layout(desc, &tile, keys, &text));
-    ATTUNE__TRY(attune__opencl_kernel_build(device, &text, "attune_backward", tile.threads, desc->invocations, kernel));
+        attune__opencl_kernel_build(device, &text, family->backward.name, tile.threads, desc->invocations, kernel));
     return attune__opencl_launch_empty(device, kernel, MORE_POINTERS, desc->score);
 }
 
@@ -131,18 +94,13 @@ static attune_status build_sums(attune__opencl_device *device, attune__opencl_pr
 }
 
 attune_status attune__opencl_backward_build(attune__opencl_device *device, const attune__program_desc *desc,
-                                            attune__opencl_program *program)
+                                            const attune__opencl_family *family, attune__opencl_program *program)
 {
-    if (!strcmp(desc->choice->kernel, "opencl_lanes")) {
-        ATTUNE__TRY(build_lanes(device, desc, false, &program->forward));
-        ATTUNE__TRY(build_lanes(device, desc, true, &program->keys));
-    } else {
-        ATTUNE__TRY(build_portable(device, desc, false, false, &program->forward));
-        ATTUNE__TRY(build_portable(device, desc, true, false, &program->keys));
-        if (!device->base.info.limits.host) {
-            ATTUNE__TRY(build_portable(device, desc, false, true, &program->aligned));
-            ATTUNE__TRY(build_portable(device, desc, true, true, &program->keys_aligned));
-        }
+    ATTUNE__TRY(build_pass(device, desc, family, false, false, &program->forward));
+    ATTUNE__TRY(build_pass(device, desc, family, true, false, &program->keys));
+    if (attune__opencl_has_aligned(device, family)) {
+        ATTUNE__TRY(build_pass(device, desc, family, false, true, &program->aligned));
+        ATTUNE__TRY(build_pass(device, desc, family, true, true, &program->keys_aligned));
     }
     ATTUNE__TRY(build_delta(device, desc, program));
     return has_captures(desc->shape, desc->gradient) ? build_sums(device, program) : ATTUNE_OK;

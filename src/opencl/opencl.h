@@ -7,6 +7,7 @@
  *     buffer.c    memory objects              mask.c       lists and captures on the device
  *     text.c      the text of a program       compiler.c   programs and kernels from it
  *     cache.c     binaries on disk
+ *     family.c    the list of families        family_*.c   what kernels of a family are built with
  *     program.c   the kernels of a choice     arguments.c  what kernels read of a call
  *     launch.c    the hot call                backward.c   the backward pass
  *     merge.c     merges partial results      mask_update.c  masks computed from a tensor

@@ -2,11 +2,9 @@
 /* The kernels of a choice: its constants and expressions as text, built, and launched once with nothing to do. */
 #include "opencl/program.h"
 
-#include <string.h>
-
 #include "base/alloc.h"
 #include "base/error.h"
-#include "plan/layout.h"
+#include "opencl/family.h"
 
 /* Constants that all attention kernels have, but those of the tile. */
 static void add_common(const attune__program_desc *desc, bool aligned, attune__opencl_text *text)
@@ -49,13 +47,6 @@ attune__opencl_text attune__opencl_text_begin(const attune__opencl_device *devic
     return text;
 }
 
-static attune__opencl_text begin_text(const attune__opencl_device *device, const attune__program_desc *desc,
-                                      const char *file, uint32_t threads, bool aligned)
-{
-    const attune__opencl_tile tile = {threads, desc->choice->block_m, desc->choice->block_n};
-    return attune__opencl_text_begin(device, desc, file, &tile, aligned);
-}
-
 /* The arguments that every kernel has, of a call with one tile, which has no rows. */
 static attune__opencl_setter set_nothing(const attune__opencl_device *device, const attune__opencl_kernel *kernel)
 {
@@ -90,97 +81,41 @@ attune_status attune__opencl_launch_empty(attune__opencl_device *device, attune_
     return attune__opencl_kernel_first(device, kernel, setter.error);
 }
 
-#define CONSTANT(id, type, name, value) attune__opencl_add_define(text, #name, layout->name);
-#define SHARED(type, name, count)
-
-static void add_forward(const attune__forward_layout *layout, attune__opencl_text *text)
-{
-#include "shaders/layout_forward.h"
-}
-
-static void add_lanes(const attune__lanes_layout *layout, attune__opencl_text *text)
-{
-#include "shaders/layout_lanes.h"
-}
-
-#undef CONSTANT
-#undef SHARED
-
-static attune_status build_forward(attune__opencl_device *device, const attune__program_desc *desc, bool aligned,
-                                   attune__opencl_kernel *kernel)
-{
-    const attune_plan_choice *c = desc->choice;
-    attune__opencl_text text = begin_text(device, desc, "forward.cl", c->workgroup_invocations, aligned);
-    const bool subgroups = !strcmp(c->kernel, "opencl_subgroup");
-    text.bounds = true;
-    if (subgroups)
-        attune__opencl_add_define(&text, "SUBGROUPS", 1);
-    attune__forward_layout layout;
-    /* The path for any alignment is rarely taken: a GPU's driver should not spend as long on it as on the other. */
-    const char *why = attune__forward_layout_make(c->block_m, c->block_n, c->workgroup_invocations,
-                                                  desc->shape->head_dim, desc->shape->head_dim_v, subgroups,
-                                                  !aligned && !device->base.info.limits.host, &layout);
-    if (why)
-        return attune__fail(ATTUNE_INTERNAL, "%s: BLOCK_M %u x BLOCK_N %u: %s", c->kernel, c->block_m, c->block_n, why);
-    add_forward(&layout, &text);
-    ATTUNE__TRY(attune__opencl_kernel_build(device, &text, "attune_forward", c->workgroup_invocations,
-                                            desc->invocations, kernel));
-    return attune__opencl_launch_empty(device, kernel, 0, desc->score);
-}
-
-attune_status attune__opencl_add_lanes(const attune__opencl_device *device, const attune__program_desc *desc,
-                                       const attune__opencl_tile *tile, attune__opencl_text *text)
-{
-    const attune_limits *limits = &device->base.info.limits;
-    attune__lanes_layout layout;
-    const char *why = attune__lanes_layout_make(
-        tile->block_m, tile->block_n, limits->subgroup_size, limits->subgroup_operations, desc->shape->head_dim,
-        desc->shape->head_dim_v, (uint32_t)attune_dtype_size(desc->shape->k_dtype), &layout);
-    if (why)
-        return attune__fail(ATTUNE_INTERNAL, "%s: a tile of %u x %u: %s", desc->choice->kernel, tile->block_m,
-                            tile->block_n, why);
-    add_lanes(&layout, text);
-    return ATTUNE_OK;
-}
-
-/* Of one alignment: vectors are loaded at that of their elements. */
-static attune_status build_lanes(attune__opencl_device *device, const attune__program_desc *desc,
-                                 attune__opencl_kernel *kernel)
+/* The text of a family's forward kernel. */
+static attune_status begin_forward(const attune__opencl_device *device, const attune__program_desc *desc,
+                                   const attune__opencl_family *family, bool aligned, attune__opencl_text *text)
 {
     const attune_plan_choice *c = desc->choice;
     const attune__opencl_tile tile = {c->workgroup_invocations, c->block_m, c->block_n};
-    attune__opencl_text text = attune__opencl_text_begin(device, desc, "lanes.cl", &tile, false);
-    text.bounds = true;
-    ATTUNE__TRY(attune__opencl_add_lanes(device, desc, &tile, &text));
-    ATTUNE__TRY(attune__opencl_kernel_build(device, &text, "attune_lanes", c->workgroup_invocations, desc->invocations,
-                                            kernel));
+    *text = attune__opencl_text_begin(device, desc, family->forward.file, &tile, aligned);
+    return family->define(device, desc, &tile, aligned, text);
+}
+
+static attune_status build_forward(attune__opencl_device *device, const attune__program_desc *desc,
+                                   const attune__opencl_family *family, bool aligned, attune__opencl_kernel *kernel)
+{
+    attune__opencl_text text;
+    ATTUNE__TRY(begin_forward(device, desc, family, aligned, &text));
+    ATTUNE__TRY(attune__opencl_kernel_build(device, &text, family->forward.name, desc->choice->workgroup_invocations,
+                                            desc->invocations, kernel));
     return attune__opencl_launch_empty(device, kernel, 0, desc->score);
 }
 
-/* Likewise, and of any type of keys and values. */
+/* Of any type of keys and values. */
 static attune_status build_serving(attune__opencl_device *device, const attune__program_desc *desc,
-                                   attune__opencl_program *program)
+                                   const attune__opencl_family *family, attune__opencl_program *program)
 {
     attune__opencl_kernel *kernel = &program->forward;
     const attune_plan_choice *c = desc->choice;
-    attune__opencl_text text = begin_text(device, desc, "serving.cl", c->workgroup_invocations, false);
-    attune__lanes_layout layout;
-    const char *why = attune__lanes_serving_layout_make(
-        c->block_m, c->block_n, attune__opencl_serving_width(&device->base.info.limits), c->workgroup_invocations,
-        desc->shape->head_dim, desc->shape->head_dim_v, &layout);
-    if (why)
-        return attune__fail(ATTUNE_INTERNAL, "%s: BLOCK_M %u x BLOCK_N %u: %s", c->kernel, c->block_m, c->block_n, why);
-    add_lanes(&layout, &text);
-    /* A sequence has the same bits alone and among others if it is summed in the same parts. */
-    const bool folds = desc->shape->kv_len > desc->shape->split_keys;
-    attune__opencl_add_define(&text, "FOLDS", folds ? desc->shape->split_keys : 0);
+    attune__opencl_text text;
+    ATTUNE__TRY(begin_forward(device, desc, family, false, &text));
     program->parts = attune__vulkan_parts_make(desc->shape, &device->base.info.limits, c->block_m);
-    ATTUNE__TRY(attune__opencl_kernel_build(device, &text, "attune_serving", c->workgroup_invocations,
+    ATTUNE__TRY(attune__opencl_kernel_build(device, &text, family->forward.name, c->workgroup_invocations,
                                             desc->invocations, kernel));
     attune__opencl_setter setter;
     if (program->parts.slots) {
-        ATTUNE__TRY(attune__opencl_kernel_also(device, kernel, "attune_serving_combine", c->workgroup_invocations,
-                                               &program->combine));
+        ATTUNE__TRY(
+            attune__opencl_kernel_also(device, kernel, family->combine, c->workgroup_invocations, &program->combine));
         setter = set_nothing(device, &program->combine);
         attune__opencl_serving_set(&setter, NULL, NULL);
         ATTUNE__TRY(attune__opencl_kernel_first(device, &program->combine, setter.error));
@@ -196,7 +131,8 @@ static attune_status build_combine(attune__opencl_device *device, const attune__
                                    attune__opencl_kernel *kernel)
 {
     const uint32_t most = device->base.info.limits.workgroup_invocations, threads = most < 64 ? most : 64;
-    attune__opencl_text text = begin_text(device, desc, "combine.cl", threads, false);
+    const attune__opencl_tile tile = {threads, desc->choice->block_m, desc->choice->block_n};
+    attune__opencl_text text = attune__opencl_text_begin(device, desc, "combine.cl", &tile, false);
     text.mask = NULL;
     ATTUNE__TRY(attune__opencl_kernel_build(device, &text, "attune_combine", threads, desc->invocations, kernel));
     return attune__opencl_launch_empty(device, kernel, 0, desc->score);
@@ -205,20 +141,17 @@ static attune_status build_combine(attune__opencl_device *device, const attune__
 static attune_status build_all(attune__opencl_device *device, const attune__program_desc *desc,
                                attune__opencl_program *program)
 {
+    const attune__opencl_family *family;
+    ATTUNE__TRY(attune__opencl_family_find(desc->choice, &family));
     if (desc->choice->direction == ATTUNE_BACKWARD)
-        return attune__opencl_backward_build(device, desc, program);
+        return attune__opencl_backward_build(device, desc, family, program);
     if (desc->shape->tokens) {
         ATTUNE__TRY(attune__opencl_step_build(device, desc, program));
-        return build_serving(device, desc, program);
+        return build_serving(device, desc, family, program);
     }
-    const bool lanes = !strcmp(desc->choice->kernel, "opencl_lanes");
-    if (lanes)
-        ATTUNE__TRY(build_lanes(device, desc, &program->forward));
-    else
-        ATTUNE__TRY(build_forward(device, desc, false, &program->forward));
-    /* On the CPU one kernel that tests flags: its compiler takes longer than the tests. */
-    if (!device->base.info.limits.host)
-        ATTUNE__TRY(build_forward(device, desc, true, &program->aligned));
+    ATTUNE__TRY(build_forward(device, desc, family, false, &program->forward));
+    if (attune__opencl_has_aligned(device, family))
+        ATTUNE__TRY(build_forward(device, desc, family, true, &program->aligned));
     return desc->choice->split_kv > 1 ? build_combine(device, desc, &program->combine) : ATTUNE_OK;
 }
 

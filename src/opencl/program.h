@@ -114,16 +114,9 @@ typedef struct attune__opencl_tile {
 /* For kernels of both directions: a text with all that does not depend on a layout. */
 attune__opencl_text attune__opencl_text_begin(const attune__opencl_device *device, const attune__program_desc *desc,
                                               const char *file, const attune__opencl_tile *tile, bool aligned);
-/* Adds the constants of lanes.h for a tile. */
-attune_status attune__opencl_add_lanes(const attune__opencl_device *device, const attune__program_desc *desc,
-                                       const attune__opencl_tile *tile, attune__opencl_text *text);
 /* The first launch: of one workgroup without rows and keys. The kernel has `more` pointers before the captures. */
 attune_status attune__opencl_launch_empty(attune__opencl_device *device, attune__opencl_kernel *kernel, uint32_t more,
                                           const attune_expr *score);
-
-/* backward.c: the kernels of a backward program. */
-attune_status attune__opencl_backward_build(attune__opencl_device *device, const attune__program_desc *desc,
-                                            attune__opencl_program *program);
 
 typedef struct attune__opencl_mask {
     attune__device_mask base;
