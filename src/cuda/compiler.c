@@ -366,7 +366,7 @@ static void add_score_near(const attune__program_desc *desc, attune__text *text)
         attune__ctext_near_slope(desc->gradient, "attune_score_slope_near", NULL, text);
     if (v->slope.key_count || v->slope.row_count)
         attune__ctext_near_slope(desc->gradient, "attune_score_slope_near_of", &v->slope, text);
-    if (desc->gradient && desc->choice->use_tma)
+    if (desc->gradient && v->near_reads)
         attune__ctext_near_reads(desc->gradient, text);
     attune__text_add(text, "#define ATTUNE_HAVE_SCORE_NEAR 1\n");
     if (isfinite(v->near))

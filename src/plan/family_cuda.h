@@ -82,10 +82,22 @@ static inline attune_cuda_tile attune__cuda_tile(const attune__shape *s, uint32_
                               .stages = stages};
 }
 
-/* The workspace and variant functions of all CUDA families. */
+/* The workspace function of all CUDA families. */
 uint64_t attune__cuda_workspace_bytes(const attune__search *search, const attune__tile *tile, const attune__cost *cost,
                                       uint32_t split);
-void attune__cuda_variant(const attune__shape *shape, const attune_plan_choice *choice, attune__variant *variant);
+
+/* What the kernels of a family have, by which their variant is chosen. */
+typedef struct attune__cuda_traits {
+    bool both_masks;    /* the mask beside a row's interval, if only the call knows whether that holds */
+    bool key_intervals; /* backward: a key's rows */
+    bool few_registers; /* backward: the accumulators of dK and dV leave few for what captures need */
+    bool exact_slope;   /* backward: the score's functions have all digits */
+    bool near_reads;    /* backward: the derivatives of capture reads have a near-zero form too */
+} attune__cuda_traits;
+/* For the variant functions of families: what all kernels have, then what those with TMA have besides. */
+void attune__cuda_variant(const attune__shape *shape, const attune_plan_choice *choice,
+                          const attune__cuda_traits *traits, attune__variant *variant);
+void attune__cuda_tma_variant(const attune__shape *shape, const attune_plan_choice *choice, attune__variant *variant);
 
 /* For kernels with one tile, BLOCK_M1 x BLOCK_N1: why it does not fit the mask's blocks, or NULL. */
 const char *attune__cuda_reject_blocks(const attune__shape *s, const uint32_t *v, attune__option *option);

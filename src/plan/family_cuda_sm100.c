@@ -178,6 +178,15 @@ static const char *sm100_reject_automatic(const attune__search *search)
     return "it has never run on hardware, so that only KERNEL selects it";
 }
 
+static void sm100_variant(const attune__shape *s, const attune_plan_choice *choice, attune__variant *variant)
+{
+    /* Fast functions were not tried in backward. */
+    static const attune__cuda_traits traits = {
+        .both_masks = true, .key_intervals = true, .few_registers = true, .exact_slope = true, .near_reads = true};
+    attune__cuda_variant(s, choice, &traits, variant);
+    attune__cuda_tma_variant(s, choice, variant);
+}
+
 const attune__family attune__cuda_sm100a = {
     .name = "cuda_sm100a",
     .backend = ATTUNE_BACKEND_CUDA,
@@ -197,5 +206,5 @@ const attune__family attune__cuda_sm100a = {
     .reject_tile = sm100_reject_tile,
     .cost = sm100_cost,
     .workspace = attune__cuda_workspace_bytes,
-    .variant = attune__cuda_variant,
+    .variant = sm100_variant,
 };

@@ -533,7 +533,8 @@ static uint64_t sm80_workspace(const attune__search *search, const attune__tile 
 
 static void sm80_variant(const attune__shape *s, const attune_plan_choice *c, attune__variant *variant)
 {
-    attune__cuda_variant(s, c, variant);
+    static const attune__cuda_traits traits = {0};
+    attune__cuda_variant(s, c, &traits, variant);
     if (c->direction == ATTUNE_BACKWARD) {
         /* Where dK, dV, S and dP fill three quarters of the registers, the operands of a long score, or of functions,
          * for all columns at once do not fit the rest. */

@@ -107,6 +107,12 @@ static const char *atomic_reject_problem(const attune__search *search)
     return NULL;
 }
 
+static void atomic_variant(const attune__shape *s, const attune_plan_choice *choice, attune__variant *variant)
+{
+    static const attune__cuda_traits traits = {0};
+    attune__cuda_variant(s, choice, &traits, variant);
+}
+
 const attune__family attune__cuda_sm80_atomic = {
     .name = "cuda_sm80_atomic",
     .backend = ATTUNE_BACKEND_CUDA,
@@ -122,5 +128,5 @@ const attune__family attune__cuda_sm80_atomic = {
     .reject_tile = atomic_reject_tile,
     .cost = atomic_cost,
     .workspace = attune__cuda_workspace_bytes,
-    .variant = attune__cuda_variant,
+    .variant = atomic_variant,
 };

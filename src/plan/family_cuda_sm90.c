@@ -261,6 +261,14 @@ static const char *sm90_reject_problem(const attune__search *search)
     return search->pass == ATTUNE__PASS_BACKWARD ? backward_reject_problem(search) : NULL;
 }
 
+static void sm90_variant(const attune__shape *s, const attune_plan_choice *choice, attune__variant *variant)
+{
+    static const attune__cuda_traits traits = {
+        .both_masks = true, .key_intervals = true, .few_registers = true, .near_reads = true};
+    attune__cuda_variant(s, choice, &traits, variant);
+    attune__cuda_tma_variant(s, choice, variant);
+}
+
 const attune__family attune__cuda_sm90a = {
     .name = "cuda_sm90a",
     .backend = ATTUNE_BACKEND_CUDA,
@@ -278,5 +286,5 @@ const attune__family attune__cuda_sm90a = {
     .reject_tile = sm90_reject_tile,
     .cost = sm90_cost,
     .workspace = attune__cuda_workspace_bytes,
-    .variant = attune__cuda_variant,
+    .variant = sm90_variant,
 };

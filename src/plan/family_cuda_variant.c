@@ -3,7 +3,6 @@
 #include "plan/family_cuda.h"
 
 #include <math.h>
-#include <string.h>
 
 #include "cuda/layout_sm90.h"
 
@@ -16,24 +15,24 @@
 
 /* Whether many capture gradients and the accumulators of dK and dV for 64 keys leave no registers for the values that
  * each pair reads (decision 0034). */
-static bool registers_full(const attune__shape *s, const attune_plan_choice *choice)
+static bool registers_full(const attune__shape *s)
 {
     const uint32_t d = s->head_dim, dv = s->head_dim_v;
-    return choice->use_tma && s->capture_gradient_elements && s->expr.capture_reads > 2 &&
-           !attune_cuda_backward_sm90_wide(d, dv) && attune__round_up(d, 16) + attune__round_up(dv, 16) > 192;
+    return s->capture_gradient_elements && s->expr.capture_reads > 2 && !attune_cuda_backward_sm90_wide(d, dv) &&
+           attune__round_up(d, 16) + attune__round_up(dv, 16) > 192;
 }
 
-static void choose_mask(const attune__shape *s, const attune_plan_choice *choice, bool hopper_backward,
+static void choose_mask(const attune__shape *s, const attune_plan_choice *choice, const attune__cuda_traits *traits,
                         attune__variant *variant)
 {
     const attune__mask_analysis *mask = &s->expr.mask;
     const attune__tile_heads heads = choice->decode ? ATTUNE__SEVERAL_HEADS : ATTUNE__ONE_HEAD;
-    /* Intervals that depend on runs of equal elements are known to hold only in the call. Hopper's kernels therefore
-     * have the mask itself as well. */
-    variant->row_intervals = mask->row_intervals && (!mask->row_runs || choice->use_tma);
+    const bool back = choice->direction == ATTUNE_BACKWARD;
+    /* Intervals that depend on runs of equal elements are known to hold only in the call. */
+    variant->row_intervals = mask->row_intervals && (!mask->row_runs || traits->both_masks);
     variant->mask_pairs = !variant->row_intervals || mask->row_runs;
-    variant->key_intervals =
-        mask->row_intervals && hopper_backward && mask->key_intervals && !(mask->key_runs & ~mask->row_runs);
+    variant->key_intervals = mask->row_intervals && back && traits->key_intervals && mask->key_intervals &&
+                             !(mask->key_runs & ~mask->row_runs);
     variant->mask_chunks = mask->weight >= CHUNK_WEIGHT;
     variant->mask = mask->terms[heads];
 }
@@ -45,7 +44,7 @@ static uint32_t pair_weight(const attune__value_analysis *value, bool polynomial
     return fast && value->fast_weight < weight ? value->fast_weight : weight;
 }
 
-static void choose_score(const attune__shape *s, const attune_plan_choice *choice, bool hopper_backward,
+static void choose_score(const attune__shape *s, const attune_plan_choice *choice, const attune__cuda_traits *traits,
                          attune__variant *variant)
 {
     const attune__analysis *e = &s->expr;
@@ -54,7 +53,7 @@ static void choose_score(const attune__shape *s, const attune_plan_choice *choic
     const attune__tile_heads heads = choice->decode ? ATTUNE__SEVERAL_HEADS : ATTUNE__ONE_HEAD;
     variant->score = e->score.terms[heads];
     if (back) {
-        const bool full = registers_full(s, choice);
+        const bool full = traits->few_registers && registers_full(s);
         variant->slope = e->slope.terms[heads];
         /* With captures that are read by pair, adding the gradients late costs a quarter of the speed: subtract delta
          * late instead. */
@@ -64,26 +63,29 @@ static void choose_score(const attune__shape *s, const attune_plan_choice *choic
             variant->slope.row_count = 0;
     }
     /* Where P is rounded to 16 bits, the score's functions need not have all digits of float32. */
-    const bool tcgen05 = back && !strcmp(choice->kernel, "cuda_sm100a"); /* where this was not tried */
-    variant->fast_functions = (back ? e->smooth_slope : e->smooth) && s->k_dtype != ATTUNE_F32 && !tcgen05;
+    variant->fast_functions =
+        (back ? e->smooth_slope : e->smooth) && s->k_dtype != ATTUNE_F32 && !(back && traits->exact_slope);
     variant->soft_cap = e->soft_cap;
     variant->linear = exact && e->linear;
     if (exact && !choice->approximate_tanh)
         variant->near = back && e->slope.near < e->score.near ? e->slope.near : e->score.near;
+    variant->near_reads = back && traits->near_reads && variant->near > 0;
     /* With a near-zero form the exact form is in a loop anyway, and a soft-cap has its own code. */
     const bool polynomials = variant->near > 0 && isfinite(variant->near);
     uint32_t weight = pair_weight(&e->score, polynomials, variant->fast_functions);
     if (back)
         weight += pair_weight(&e->slope, polynomials, variant->fast_functions);
-    /* The values that all pairs of a thread read do not fit the registers at once. Nor, in Hopper's backward pass, do
-     * those of several captures, or of one with polynomials, unless their gradients are computed too. */
-    const bool reads =
-        hopper_backward ? !s->capture_gradient_elements && e->capture_reads > (polynomials ? 0 : 1) : e->reads_pairs;
+    /* The values that all pairs of a thread read do not fit the registers at once. Nor, beside the accumulators of
+     * TMA's kernels, do those of several captures, or of one with polynomials, unless their gradients are computed too.
+     */
+    const bool reads = back && traits->few_registers
+                           ? !s->capture_gradient_elements && e->capture_reads > (polynomials ? 0 : 1)
+                           : e->reads_pairs;
     variant->score_chunks = !variant->soft_cap && (weight >= CHUNK_WEIGHT || reads);
 }
 
 /* Hopper's forward kernel has 160 registers for each of three consumer warp groups, else 232 or 248. */
-static void choose_hopper_forward(const attune__shape *s, const attune_plan_choice *choice, attune__variant *variant)
+static void choose_tma_forward(const attune__shape *s, const attune_plan_choice *choice, attune__variant *variant)
 {
     const uint32_t d = s->head_dim, dv = s->head_dim_v;
     const bool polynomials = variant->near > 0 && isfinite(variant->near), wide = d > 128 || dv > 128;
@@ -102,7 +104,7 @@ static void choose_hopper_forward(const attune__shape *s, const attune_plan_choi
         variant->mask_chunks = true;
 }
 
-static void choose_hopper_backward(const attune__shape *s, const attune_plan_choice *choice, attune__variant *variant)
+static void choose_tma_backward(const attune__shape *s, const attune_plan_choice *choice, attune__variant *variant)
 {
     const uint32_t d = s->head_dim, dv = s->head_dim_v;
     const bool wide = attune_cuda_backward_sm90_wide(d, dv), ordered = choice->deterministic;
@@ -125,21 +127,23 @@ static void choose_hopper_backward(const attune__shape *s, const attune_plan_cho
                                                 (variant->mask_pairs && variant->row_intervals)));
 }
 
-void attune__cuda_variant(const attune__shape *s, const attune_plan_choice *choice, attune__variant *variant)
+void attune__cuda_variant(const attune__shape *s, const attune_plan_choice *choice, const attune__cuda_traits *traits,
+                          attune__variant *variant)
 {
-    const bool hopper_backward = choice->direction == ATTUNE_BACKWARD && choice->use_tma;
     if (s->mask_expr)
-        choose_mask(s, choice, hopper_backward, variant);
+        choose_mask(s, choice, traits, variant);
     if (s->tokens) { /* one form of each expression, without terms, for all pairs of a tile at once */
         variant->soft_cap = s->score_expr && s->expr.soft_cap;
         variant->mask_chunks = false;
         variant->mask = (attune__terms){0};
-        return;
-    }
-    if (s->score_expr)
-        choose_score(s, choice, hopper_backward, variant);
-    if (hopper_backward)
-        choose_hopper_backward(s, choice, variant);
-    else if (choice->use_tma)
-        choose_hopper_forward(s, choice, variant);
+    } else if (s->score_expr)
+        choose_score(s, choice, traits, variant);
+}
+
+void attune__cuda_tma_variant(const attune__shape *s, const attune_plan_choice *choice, attune__variant *variant)
+{
+    if (choice->direction == ATTUNE_BACKWARD)
+        choose_tma_backward(s, choice, variant);
+    else
+        choose_tma_forward(s, choice, variant);
 }

@@ -179,6 +179,7 @@ typedef struct attune__variant {
     bool soft_cap, linear;
     bool fast_functions; /* the score's functions need not have all digits of float32 */
     float near;          /* the bound on |product| of the score's near-zero form; infinity = all, 0 = none */
+    bool near_reads;     /* backward: the derivatives of capture reads have it too */
     bool mask_chunks,
         score_chunks;   /* loops over a thread's pairs are unrolled in chunks only, to limit register pressure */
     bool late_captures; /* sizes and strides of captures are loaded where they are used, not kept in registers */
