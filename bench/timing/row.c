@@ -558,6 +558,14 @@ void row_finish(report_row *row, bool good, const char *what, attune_status stat
         (void)row_fail(row, REPORT_FAILED, "%s: no sample", what);
 }
 
+void row_clock(const attune_device_info *info, report_row *row)
+{
+    const bool cpu = info->backend == ATTUNE_BACKEND_CPU;
+    (void)snprintf(row->timer, sizeof row->timer, "%s",
+                   cpu ? "the library's clock around its work" : "device timestamps");
+    row->threads = cpu ? info->limits.compute_units : 1;
+}
+
 void row_describe(attune_device *device, const workload *w, const char *kind, const char *suffix,
                   const row_options *options, report_row *row)
 {
@@ -580,9 +588,7 @@ void row_describe(attune_device *device, const workload *w, const char *kind, co
     }
     (void)snprintf(row->name, sizeof row->name, "%s/%s/%s/%s%s", row->workload, row->device, row->dtype, row->shape,
                    suffix);
-    (void)snprintf(row->timer, sizeof row->timer, "%s",
-                   info.backend == ATTUNE_BACKEND_CPU ? "the library's clock around its work" : "device timestamps");
-    row->threads = info.backend == ATTUNE_BACKEND_CPU ? info.limits.compute_units : 1;
+    row_clock(&info, row);
     row->seed = options->seed;
     row->density = row->block_density = -1;
     row->pairs = -1;

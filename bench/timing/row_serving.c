@@ -175,9 +175,7 @@ static void describe(attune_device *device, const serving_workload *w, const ser
         (void)snprintf(row->shape + used, sizeof row->shape - used, ":%u", w->head_dim_v);
     }
     (void)snprintf(row->name, sizeof row->name, "%s/%s/%s/%s", row->workload, row->device, row->dtype, row->shape);
-    (void)snprintf(row->timer, sizeof row->timer, "%s",
-                   info.backend == ATTUNE_BACKEND_CPU ? "the library's clock around its work" : "device timestamps");
-    row->threads = info.backend == ATTUNE_BACKEND_CPU ? info.limits.compute_units : 1;
+    row_clock(&info, row);
     row->seed = options->seed;
     row->tokens = work.rows;
     row->flop = work.flop;
