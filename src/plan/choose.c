@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* The planner's main function: checks, the decode rule, the search, and the choice with everything that depends on the
  * tile. */
-#include "plan/family_cuda.h"
+#include "plan/family.h"
 
 #include <stdio.h>
 #include <string.h>

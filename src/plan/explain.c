@@ -160,7 +160,7 @@ static void text_launch(attune__text *text, const char *indent, const attune_lim
     attune__text_add(text, "%slaunch      num_stages %u, num_warps %u, %u invocations\n", indent, c->num_stages,
                      c->num_warps, c->workgroup_invocations);
     attune__text_add(text, "%smemory      %u bytes of %u %s\n", indent, c->shared_memory, l->shared_memory,
-                     l->backend == ATTUNE_BACKEND_CPU ? "in the second-level cache" : "shared");
+                     attune__family_find(c->kernel)->cache ? "in the second-level cache" : "shared");
     if (c->registers)
         attune__text_add(text, "%sregisters   about %u of %u a thread\n", indent, c->registers,
                          l->registers_per_thread);
