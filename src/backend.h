@@ -88,6 +88,12 @@ typedef struct attune__program_desc {
     uint32_t *invocations;
 } attune__program_desc;
 
+/* Whether a call may request gradients of captures. gradient: NULL = the plan has no score. */
+static inline bool attune__requests_captures(const attune__shape *shape, const attune__gradient *gradient)
+{
+    return gradient && gradient->read_count && shape->capture_gradient_elements;
+}
+
 /*
  * The cache and the batch of a call of a plan with shape.tokens. Tensors of integers are i32 and are read on the device
  * alone. q, o, lse and row_max have a batch of 1 if packed, and the tokens of all sequences in place of q_len.

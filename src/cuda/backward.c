@@ -18,7 +18,6 @@
 attune_status attune__cuda_backward_load(attune__cuda_program *program, const attune__program_desc *desc)
 {
     attune__cuda_device *device = attune__cuda_of(program->base.device);
-    program->separate_dk_dv = attune__cuda_separate_dk_dv(desc->shape);
     program->head_dim = desc->shape->head_dim;
     program->head_dim_v = desc->shape->head_dim_v;
     program->ordered = desc->choice->deterministic;

@@ -447,11 +447,6 @@ void attune__cuda_define(attune__cuda_kernel *kernel, const char *name, uint32_t
     kernel->option_count++;
 }
 
-bool attune__cuda_requests_captures(const attune__program_desc *desc)
-{
-    return desc->gradient && desc->gradient->read_count && desc->shape->capture_gradient_elements;
-}
-
 /* How the planner has the kernel compute the expressions, and the order of its stages. */
 static void add_variant(attune__cuda_kernel *kernel, const attune__variant *v)
 {

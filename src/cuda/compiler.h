@@ -66,11 +66,10 @@ struct attune__cuda_family;
 struct attune__cuda_entry;
 attune_status attune__cuda_entry_of(const attune__program_desc *desc, attune__cuda_role role,
                                     const struct attune__cuda_family **family, struct attune__cuda_entry *entry);
-/* For families: adds -DATTUNE_name=value; whether the call may request gradients of captures. */
+/* For families: adds -DATTUNE_name=value. */
 void attune__cuda_define(attune__cuda_kernel *kernel, const char *name, uint32_t value);
 /* ATTUNE_CUDA_F16 and so on (cuda/arguments.h). */
 uint32_t attune__cuda_dtype_number(attune_dtype dtype);
-bool attune__cuda_requests_captures(const attune__program_desc *desc);
 /* The fallback of a kernel with TMA, for tensors whose address or strides TMA cannot read: the sm80 kernel that the
  * planner chooses. A program has both, since tensors are known only in the hot call. */
 attune_status attune__cuda_fallback(const attune_limits *limits, const attune__program_desc *desc,

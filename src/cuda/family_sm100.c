@@ -13,7 +13,7 @@ static void define(attune__cuda_kernel *kernel, const attune__program_desc *desc
     if (desc->choice->direction != ATTUNE_BACKWARD)
         return;
     attune__cuda_define(kernel, "HAVE_MASK_COLUMNS", desc->variant->key_intervals);
-    attune__cuda_define(kernel, "HAVE_CAPTURE_GRADIENTS", attune__cuda_requests_captures(desc));
+    attune__cuda_define(kernel, "HAVE_CAPTURE_GRADIENTS", attune__requests_captures(desc->shape, desc->gradient));
     attune__cuda_define(kernel, "DETERMINISTIC", desc->choice->deterministic);
 }
 

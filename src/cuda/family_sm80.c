@@ -25,8 +25,9 @@ static void define(attune__cuda_kernel *kernel, const attune__program_desc *desc
         return;
     const bool rows = role == ATTUNE__CUDA_ROWS;
     attune__cuda_define(kernel, "DK_DV", !rows);
-    attune__cuda_define(kernel, "HAVE_CAPTURE_GRADIENTS", rows && attune__cuda_requests_captures(desc));
-    attune__cuda_define(kernel, "SEPARATE_DK_DV", attune__cuda_separate_dk_dv(desc->shape));
+    attune__cuda_define(kernel, "HAVE_CAPTURE_GRADIENTS",
+                        rows && attune__requests_captures(desc->shape, desc->gradient));
+    attune__cuda_define(kernel, "SEPARATE_DK_DV", desc->variant->separate_dk_dv);
     attune__cuda_define(kernel, "SERIAL_COLUMNS", !rows && desc->variant->serial_columns);
 }
 

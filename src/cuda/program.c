@@ -73,8 +73,10 @@ static attune_status choose_parts(parts *p, const attune_limits *limits, const a
         ATTUNE__TRY(attune__cuda_fallback(limits, desc, &p->decision));
         add_part(p, plain, ATTUNE__CUDA_MAIN, &program->fallback);
     }
-    if (back)
+    if (back) {
+        program->separate_dk_dv = plain->variant->separate_dk_dv;
         add_part(p, plain, ATTUNE__CUDA_ROWS, &program->rows);
+    }
     return ATTUNE_OK;
 }
 

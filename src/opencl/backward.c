@@ -13,12 +13,6 @@
 
 /* --------------------------------------------------------------------------------------------------------- programs */
 
-/* Whether a call may request capture gradients. */
-static bool has_captures(const attune__shape *shape, const attune__gradient *gradient)
-{
-    return gradient && gradient->read_count && shape->capture_gradient_elements;
-}
-
 /* Of the kernel for dK and dV (`keys`) or the one for dQ: the outer rows and the inner ones. */
 static attune__opencl_tile tile_of(const attune_plan_choice *c, bool keys)
 {
@@ -32,7 +26,7 @@ static attune__opencl_text begin_text(const attune__opencl_device *device, const
     attune__opencl_text text = attune__opencl_text_begin(device, desc, file, tile, aligned);
     attune__opencl_add_define(&text, "KEYS", keys);
     /* Of the kernel for dQ alone. */
-    attune__opencl_add_define(&text, "CAPTURES", !keys && has_captures(desc->shape, desc->gradient));
+    attune__opencl_add_define(&text, "CAPTURES", !keys && attune__requests_captures(desc->shape, desc->gradient));
     return text;
 }
 
@@ -103,7 +97,7 @@ attune_status attune__opencl_backward_build(attune__opencl_device *device, const
         ATTUNE__TRY(build_pass(device, desc, family, true, true, &program->keys_aligned));
     }
     ATTUNE__TRY(build_delta(device, desc, program));
-    return has_captures(desc->shape, desc->gradient) ? build_sums(device, program) : ATTUNE_OK;
+    return attune__requests_captures(desc->shape, desc->gradient) ? build_sums(device, program) : ATTUNE_OK;
 }
 
 /* --------------------------------------------------------------------------------------------------------- launches */
@@ -141,7 +135,7 @@ static void list_sums(run *r, uint64_t offset)
     const attune_expr *score = r->program->score;
     for (uint32_t i = 0; i < ATTUNE_EXPR_MAX_SYMBOLS; i++)
         r->sums_at[i] = -1;
-    if (!has_captures(&r->program->shape, r->program->gradient))
+    if (!attune__requests_captures(&r->program->shape, r->program->gradient))
         return;
     for (uint32_t i = 0; i < score->symbol_count; i++) {
         const attune_tensor *out = &r->call->d_captures[i];

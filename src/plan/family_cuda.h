@@ -121,9 +121,6 @@ typedef struct attune__cuda_workspace {
 } attune__cuda_workspace;
 attune__cuda_workspace attune__cuda_backward_workspace(int64_t batch, int64_t heads, int64_t q_len, uint64_t elements);
 
-/* Whether separate CTAs compute dK and dV: the accumulators of both would not fit the registers. */
-bool attune__cuda_separate_dk_dv(const attune__shape *shape);
-
 /* Shared memory of the kernel for dK and dV, and of the one for dQ. */
 void attune__cuda_sm80_backward_bytes(const attune__shape *shape, const attune_plan_choice *choice, uint32_t bytes[2]);
 

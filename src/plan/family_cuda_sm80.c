@@ -150,7 +150,7 @@ static const char *backward_reject_tile(const attune__search *search, const attu
     return NULL;
 }
 
-bool attune__cuda_separate_dk_dv(const attune__shape *s)
+static bool separates_dk_dv(const attune__shape *s)
 {
     const uint32_t columns = attune__round_up(s->head_dim, 16) + attune__round_up(s->head_dim_v, 16);
     return columns > (attune__cuda_wide(s) ? 128u : 320u);
@@ -177,7 +177,7 @@ static attune__cost backward_cost(const attune__search *search, const attune__ti
     uint32_t bytes[2];
     attune__cuda_sm80_backward_bytes(s, &choice, bytes);
     /* S and dP in float32; dK and dV, or dQ. Where separate CTAs compute dK and dV, each has one of them. */
-    const uint32_t sums = attune__cuda_separate_dk_dv(s) ? (d > dv ? d : dv) : d + dv;
+    const uint32_t sums = separates_dk_dv(s) ? (d > dv ? d : dv) : d + dv;
     const uint32_t keys = backward_share(v[ATTUNE__BLOCK_N1], warps) * (v[ATTUNE__BLOCK_M1] + sums / 2);
     const uint32_t rows = backward_share(v[ATTUNE__BLOCK_M2], warps) * (v[ATTUNE__BLOCK_N2] + d / 2);
     return (attune__cost){
@@ -539,8 +539,9 @@ static void sm80_variant(const attune__shape *s, const attune_plan_choice *c, at
         /* Where dK, dV, S and dP fill three quarters of the registers, the operands of a long score, or of functions,
          * for all columns at once do not fit the rest. */
         const uint32_t share = backward_share(c->block_n1, c->num_warps), columns = c->block_m1;
-        variant->serial_columns = (variant->score_chunks || variant->fast_functions) &&
-                                  !attune__cuda_separate_dk_dv(s) && share * columns >= 64 &&
+        variant->separate_dk_dv = separates_dk_dv(s);
+        variant->serial_columns = (variant->score_chunks || variant->fast_functions) && !variant->separate_dk_dv &&
+                                  share * columns >= 64 &&
                                   share * (s->head_dim + s->head_dim_v + 2 * columns) / 2 >= 192;
     } else if (c->decode)
         variant->saved_state = attune_cuda_decode_sm80_saves_state(

@@ -193,6 +193,7 @@ typedef struct attune__variant {
     bool half_tiles;      /* ... for half of a query tile at a time */
     bool rematerialise;   /* backward: what follows from the thread's index is computed again in each tile */
     /* The mma.sync kernels, likewise. */
+    bool separate_dk_dv; /* backward: separate CTAs compute dK and dV, whose accumulators would not fit together */
     bool saved_state;    /* decode: row maxima and sums are in shared memory while O accumulates */
     bool serial_columns; /* backward: the loop of dK and dV evaluates scores one fragment of columns after another */
     attune__terms mask, score, slope; /* computed once for each key, and each row, of a tile */

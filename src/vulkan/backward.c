@@ -19,12 +19,6 @@
 
 /* --------------------------------------------------------------------------------------------------------- programs */
 
-/* Whether a call may request capture gradients. */
-static bool has_captures(const attune__shape *shape, const attune__gradient *gradient)
-{
-    return gradient && gradient->read_count && shape->capture_gradient_elements;
-}
-
 attune_status attune__vulkan_specialise_backward(const attune_limits *limits, const attune__program_desc *desc,
                                                  bool keys, bool aligned, attune__vulkan_kernel *kernel)
 {
@@ -40,7 +34,7 @@ attune_status attune__vulkan_specialise_backward(const attune_limits *limits, co
         .BLOCKS = desc->shape->block_mask,
         .MASK = desc->mask != NULL,
         .SCORE = desc->score != NULL,
-        .CAPTURES = has_captures(desc->shape, desc->gradient),
+        .CAPTURES = attune__requests_captures(desc->shape, desc->gradient),
         .PRESCALE = c->prescale_qk,
         .ALIGNED = aligned,
     };
@@ -76,7 +70,7 @@ attune_status attune__vulkan_backward_pipelines(attune_device *device, const att
     const attune__vulkan_module *delta = &deltas[attune__vulkan_dtype_index(desc->shape->k_dtype)];
     ATTUNE__TRY(attune__vulkan_pipeline_specialise(device, delta->words, delta->count, NULL, "delta", keys[0].constants,
                                                    0, &program->delta));
-    if (!has_captures(desc->shape, desc->gradient))
+    if (!attune__requests_captures(desc->shape, desc->gradient))
         return ATTUNE_OK;
     return attune__vulkan_pipeline_specialise(device, sums.words, sums.count, NULL, "sums", keys[0].constants, 0,
                                               &program->sums);
@@ -111,7 +105,7 @@ static void list_sums(run *r)
 {
     const attune_expr *score = r->program->score;
     const uint64_t base = attune__vulkan_address(r->call->forward.workspace, r->call->forward.workspace_offset);
-    if (!has_captures(&r->program->shape, r->program->gradient))
+    if (!attune__requests_captures(&r->program->shape, r->program->gradient))
         return;
     for (uint32_t i = 0; i < score->symbol_count; i++) {
         const attune_tensor *out = &r->call->d_captures[i];
