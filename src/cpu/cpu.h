@@ -27,6 +27,7 @@
 #include "cpu/functions.h"
 #include "cpu/kernels.h"
 #include "base/threads.h"
+#include "plan/family_cpu.h"
 
 typedef struct attune__cpu_device {
     attune_device base;

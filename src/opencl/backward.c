@@ -156,7 +156,7 @@ static void list_sums(run *r, uint64_t offset)
             s->count *= s->size[to];
         }
         r->sums_at[i] = s->sums;
-        offset += s->count * ATTUNE__VULKAN_SUM;
+        offset += s->count * ATTUNE__SHADERS_SUM;
     }
 }
 
@@ -165,7 +165,7 @@ static void describe(run *r)
     const attune__backward *back = r->call;
     const attune__forward *call = &back->forward;
     const attune_plan_choice *choice = &r->program->choice;
-    const attune__vulkan_workspace place = attune__vulkan_backward_workspace(&r->program->shape);
+    const attune__shaders_workspace place = attune__shaders_backward_workspace(&r->program->shape);
     attune_opencl_arguments *a = &r->arguments;
     const uint64_t store = 4 * attune_dtype_size(call->q.dtype);
     attune__opencl_arguments_describe(call, 16, choice->block_n2, choice->block_m1, a);

@@ -80,7 +80,7 @@ void attune__opencl_tiles_describe(const attune__opencl_program *program, const 
 static void cut_parts(run *r, uint64_t base)
 {
     const attune__forward *call = r->call;
-    const attune__vulkan_parts *parts = &r->program->parts;
+    const attune__shaders_parts *parts = &r->program->parts;
     attune_opencl_arguments *a = &r->arguments;
     a->partials = (int64_t)base;
     a->partials_ml = (int64_t)(base + parts->partials);

@@ -109,7 +109,7 @@ static attune_status build_serving(attune__opencl_device *device, const attune__
     const attune_plan_choice *c = desc->choice;
     attune__opencl_text text;
     ATTUNE__TRY(begin_forward(device, desc, family, false, &text));
-    program->parts = attune__vulkan_parts_make(desc->shape, &device->base.info.limits, c->block_m);
+    program->parts = attune__shaders_parts_make(desc->shape, &device->base.info.limits, c->block_m);
     ATTUNE__TRY(attune__opencl_kernel_build(device, &text, family->forward.name, c->workgroup_invocations,
                                             desc->invocations, kernel));
     attune__opencl_setter setter;

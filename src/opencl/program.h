@@ -6,6 +6,7 @@
 #include "base/hash.h"
 #include "base/text.h"
 #include "opencl/opencl.h"
+#include "plan/family_opencl.h"
 #include "plan/partition.h"
 
 /* ---------------------------------------------------------------------------------------------------------- text.c */
@@ -97,7 +98,7 @@ typedef struct attune__opencl_program {
     attune__opencl_kernel aligned; /* for calls whose tensors are; none: forward serves them */
     attune__opencl_kernel combine; /* none: no splits, or parts over a cache */
     /* of a plan over a cache */
-    attune__vulkan_parts parts;
+    attune__shaders_parts parts;
     attune__opencl_kernel append, schedule;
     /* backward: forward and aligned give dQ, and gradients of captures */
     const attune__gradient *gradient; /* borrowed likewise */

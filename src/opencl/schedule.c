@@ -9,7 +9,7 @@
 
 #define POINTERS 7 /* the kernel's parameters after the struct */
 
-_Static_assert(ATTUNE__VULKAN_PART_KEYS == ATTUNE_OPENCL_PART_KEYS, "the planner's and the kernel's");
+_Static_assert(ATTUNE__SHADERS_PART_KEYS == ATTUNE_OPENCL_PART_KEYS, "the planner's and the kernel's");
 _Static_assert(sizeof(attune_opencl_schedule) + POINTERS * sizeof(uint64_t) <= 1024,
                "every device takes the arguments");
 
@@ -61,7 +61,7 @@ bool attune__opencl_has_parts(const attune__opencl_program *program, const attun
 {
     const attune__serving_sizes sizes = attune__serving_sizes_of(call);
     const uint64_t keys = (uint64_t)sizes.page * (call->serving->pages.buffer ? sizes.entries : 1);
-    return program->parts.slots && keys > 2 * ATTUNE__VULKAN_PART_KEYS;
+    return program->parts.slots && keys > 2 * ATTUNE__SHADERS_PART_KEYS;
 }
 
 attune_opencl_parts attune__opencl_parts_describe(const attune__opencl_program *program, int64_t schedule)

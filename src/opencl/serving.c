@@ -3,7 +3,7 @@
 #include "opencl/program.h"
 
 _Static_assert(sizeof(attune_opencl_serving) <= ATTUNE__OPENCL_TABLE, "a table of the queue");
-_Static_assert(sizeof(attune_opencl_serving) <= ATTUNE__VULKAN_ARGUMENTS, "its place in the workspace");
+_Static_assert(sizeof(attune_opencl_serving) <= ATTUNE__SHADERS_ARGUMENTS, "its place in the workspace");
 
 /* `flag`: of an array that a call may leave out. */
 static attune_opencl_array array_of(const attune_tensor *tensor, uint32_t flag, uint32_t *has)

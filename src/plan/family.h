@@ -133,10 +133,6 @@ uint32_t attune__occupancy(const attune_limits *limits, const attune__cost *cost
 
 /* Bytes of the partial results of a split pass, at the beginning of every workspace. */
 uint64_t attune__workspace_parts(const attune__search *search, uint32_t split);
-/* The options that Vulkan's forward kernels read besides their tiles, and the workspace of its families. */
-#define ATTUNE__VULKAN_LOOP ATTUNE__BIT(ATTUNE__PRESCALE_QK)
-uint64_t attune__vulkan_workspace_bytes(const attune__search *search, const attune__tile *tile,
-                                        const attune__cost *cost, uint32_t split);
 
 /* Bytes of an element of k and v. */
 static inline uint32_t attune__dtype_bytes(const attune__shape *shape)
@@ -158,23 +154,6 @@ void attune__clamp_decode(const attune__search *search, attune__tile *tile, uint
  * and divides the mask's block; else the reason. */
 const char *attune__reject_numbers(const attune__search *search, const attune__tile *tile, uint32_t multiple,
                                    uint32_t most, attune__option *option);
-
-/* Vulkan's backward pass without matrix units: tiles, why a workgroup cannot have one, bytes of the larger kernel, how
- * it computes capture gradients. */
-const attune__tile *attune__vulkan_backward_tiles(const attune__search *search, uint32_t *count);
-const char *attune__vulkan_backward_reject(const attune__search *search, const attune__tile *tile, uint32_t threads,
-                                           attune__option *option);
-uint64_t attune__vulkan_backward_shared(const attune__search *search, const attune__tile *tile, uint32_t threads);
-/* The same on cooperative matrices; clamp chooses the subgroups. */
-const attune__tile *attune__vulkan_matrix_backward_tiles(const attune__search *search, uint32_t *count);
-void attune__vulkan_matrix_backward_clamp(const attune__search *search, attune__tile *tile);
-const char *attune__vulkan_matrix_backward_reject(const attune__search *search, const attune__tile *tile,
-                                                  attune__option *option);
-uint64_t attune__vulkan_matrix_backward_shared(const attune__search *search, const attune__tile *tile);
-void attune__vulkan_variant(const attune__shape *shape, const attune_plan_choice *choice, attune__variant *variant);
-const attune__tile *attune__vulkan_lanes_backward_tiles(uint32_t *count);
-const char *attune__vulkan_lanes_backward_reject(const attune__search *search, const attune__tile *tile, uint32_t width,
-                                                 attune__option *option);
 
 /* --------------------------------------------------------------------------------------------------------- choosing */
 

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* The CPU: one thread per tile, whose packed operands and scores should fit the core's L2 cache. */
+#include "plan/family_cpu.h"
+
 #include "plan/family.h"
 
 static uint64_t array(uint64_t elements, uint64_t bytes)

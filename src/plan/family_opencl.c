@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * OpenCL, of drivers that run on the CPU (shaders/opencl/lanes.h): a lane has whole rows. Such a driver either has
- * vectors of a processor's registers in an item, and a workgroup is then one item, or it runs the items of a workgroup
- * as the lanes of a vector, and they exchange elements by shuffles. opencl_serving, of every device, has the first form
- * on the former and a row for each item elsewhere.
+ * OpenCL. opencl_portable and opencl_subgroup have the tiles of Vulkan's kernels of those names (family_shaders.h).
+ * opencl_lanes is for drivers that run on the CPU (shaders/opencl/lanes.h): a lane has whole rows. Such a driver either
+ * has vectors of a processor's registers in an item, and a workgroup is then one item, or it runs the items of a
+ * workgroup as the lanes of a vector, and they exchange elements by shuffles. opencl_serving, of every device, has the
+ * first form on the former and a row for each item elsewhere.
  */
-#include "plan/family.h"
+#include "plan/family_opencl.h"
 #include "plan/layout.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
@@ -115,7 +116,7 @@ static attune__cost lanes_cost(const attune__search *search, const attune__tile 
     return cost;
 }
 
-#define LOOP ATTUNE__BIT(ATTUNE__PRESCALE_QK)
+#define LOOP ATTUNE__SHADERS_LOOP
 
 const attune__family attune__opencl_lanes = {
     .name = "opencl_lanes",
@@ -131,7 +132,42 @@ const attune__family attune__opencl_lanes = {
     .clamp = lanes_clamp,
     .reject_tile = lanes_reject_tile,
     .cost = lanes_cost,
-    .workspace = attune__vulkan_workspace_bytes,
+    .workspace = attune__shaders_workspace_bytes,
+};
+
+/* ---------------------------------------------------------------------------------------------- portable, subgroup */
+
+const attune__family attune__opencl_portable = {
+    .name = "opencl_portable",
+    .backend = ATTUNE_BACKEND_OPENCL,
+    .sinks = true,
+    .dtypes = ATTUNE__DENSE_DTYPES,
+    .mixes = 1u << ATTUNE__PASS_FORWARD | 1u << ATTUNE__PASS_DECODE,
+    .options = {LOOP | ATTUNE__BIT(ATTUNE__NUM_WARPS) | ATTUNE__FORWARD_TILE,
+                LOOP | ATTUNE__BIT(ATTUNE__NUM_WARPS) | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__SPLIT_KV),
+                LOOP | ATTUNE__BACKWARD_TILES | ATTUNE__BIT(ATTUNE__WRITE_DQ)},
+    .tiles = attune__shaders_tiles,
+    .clamp = attune__shaders_portable_clamp,
+    .reject_tile = attune__shaders_portable_reject,
+    .cost = attune__shaders_portable_cost,
+    .workspace = attune__shaders_workspace_bytes,
+};
+
+/* Forward and decode alone: no device has shown what subgroups save in backward. */
+const attune__family attune__opencl_subgroup = {
+    .name = "opencl_subgroup",
+    .backend = ATTUNE_BACKEND_OPENCL,
+    .sinks = true,
+    .subgroups = true,
+    .dtypes = ATTUNE__DENSE_DTYPES,
+    .mixes = 1u << ATTUNE__PASS_FORWARD | 1u << ATTUNE__PASS_DECODE,
+    .options = {LOOP | ATTUNE__BIT(ATTUNE__NUM_WARPS) | ATTUNE__FORWARD_TILE,
+                LOOP | ATTUNE__BIT(ATTUNE__NUM_WARPS) | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__SPLIT_KV)},
+    .tiles = attune__shaders_tiles,
+    .clamp = attune__shaders_subgroup_clamp,
+    .reject_tile = attune__shaders_subgroup_reject,
+    .cost = attune__shaders_subgroup_cost,
+    .workspace = attune__shaders_workspace_bytes,
 };
 
 /* --------------------------------------------------------------------------------------------------------- serving */
@@ -233,5 +269,5 @@ const attune__family attune__opencl_serving = {
     .clamp = serving_clamp,
     .reject_tile = serving_reject_tile,
     .cost = serving_cost,
-    .workspace = attune__vulkan_workspace_bytes,
+    .workspace = attune__shaders_workspace_bytes,
 };

@@ -3,7 +3,7 @@
  * The backward pass of Vulkan's kernels: one text, two kernels (shaders/backward.comp, lanes_backward.comp,
  * backward_matrix.comp). The planner counts what the larger of them takes.
  */
-#include "plan/family.h"
+#include "plan/family_vulkan.h"
 #include "plan/layout.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
@@ -13,16 +13,16 @@ static const attune__tile backward_tiles[] = {
     ATTUNE__TILES(16, 32, 32, 16, 1, 0), ATTUNE__TILES(16, 16, 16, 16, 1, 0), ATTUNE__TILES(4, 8, 8, 4, 1, 0),
 };
 
-attune__vulkan_workspace attune__vulkan_backward_workspace(const attune__shape *shape)
+attune__shaders_workspace attune__shaders_backward_workspace(const attune__shape *shape)
 {
     const uint64_t rows = (uint64_t)(shape->batch * shape->heads * shape->q_len);
-    attune__vulkan_workspace w = {.sums = attune__round_up64(rows * sizeof(float), 256)};
-    w.arguments = w.sums + attune__round_up64(shape->capture_gradient_elements * ATTUNE__VULKAN_SUM, 256);
-    w.size = w.arguments + ATTUNE__VULKAN_ARGUMENTS;
+    attune__shaders_workspace w = {.sums = attune__round_up64(rows * sizeof(float), 256)};
+    w.arguments = w.sums + attune__round_up64(shape->capture_gradient_elements * ATTUNE__SHADERS_SUM, 256);
+    w.size = w.arguments + ATTUNE__SHADERS_ARGUMENTS;
     return w;
 }
 
-const attune__tile *attune__vulkan_backward_tiles(const attune__search *search, uint32_t *count)
+const attune__tile *attune__shaders_backward_tiles(const attune__search *search, uint32_t *count)
 {
     /* dK and dV of 64 keys would not stay in the registers of 128 invocations. A driver on a CPU takes seconds to
      * compile the larger tiles. */
@@ -42,8 +42,8 @@ static const char *layout(const attune__search *search, const attune__tile *tile
                                         search->shape->head_dim_v, keys, l);
 }
 
-const char *attune__vulkan_backward_reject(const attune__search *search, const attune__tile *tile, uint32_t threads,
-                                           attune__option *option)
+const char *attune__shaders_backward_reject(const attune__search *search, const attune__tile *tile, uint32_t threads,
+                                            attune__option *option)
 {
     attune__backward_layout l;
     const char *why = layout(search, tile, threads, true, &l);
@@ -60,7 +60,7 @@ void attune__vulkan_variant(const attune__shape *shape, const attune_plan_choice
         variant->uniform_reads = shape->expr.uniform_reads;
 }
 
-uint64_t attune__vulkan_backward_shared(const attune__search *search, const attune__tile *tile, uint32_t threads)
+uint64_t attune__shaders_backward_shared(const attune__search *search, const attune__tile *tile, uint32_t threads)
 {
     attune__backward_layout keys, rows;
     if (layout(search, tile, threads, true, &keys) || layout(search, tile, threads, false, &rows))

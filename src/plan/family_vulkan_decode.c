@@ -3,7 +3,7 @@
  * Vulkan's kernel of few rows (shaders/decode.comp). BLOCK_N follows from the subgroups and from how many keys a lane
  * has in flight: as many as registers allow, up to eight.
  */
-#include "plan/family.h"
+#include "plan/family_vulkan.h"
 #include "plan/layout.h"
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
@@ -135,14 +135,14 @@ const attune__family attune__vulkan_few_rows = {
     .mixes = 1u << ATTUNE__PASS_FORWARD | 1u << ATTUNE__PASS_DECODE,
     .reject_problem = reject_problem,
     .reject_automatic = reject_automatic,
-    .options = {ATTUNE__VULKAN_LOOP | ATTUNE__BIT(ATTUNE__NUM_WARPS) | ATTUNE__FORWARD_TILE,
-                ATTUNE__VULKAN_LOOP | ATTUNE__BIT(ATTUNE__NUM_WARPS) | ATTUNE__FORWARD_TILE |
+    .options = {ATTUNE__SHADERS_LOOP | ATTUNE__BIT(ATTUNE__NUM_WARPS) | ATTUNE__FORWARD_TILE,
+                ATTUNE__SHADERS_LOOP | ATTUNE__BIT(ATTUNE__NUM_WARPS) | ATTUNE__FORWARD_TILE |
                     ATTUNE__BIT(ATTUNE__SPLIT_KV),
                 0},
     .tiles = decode_tiles,
     .clamp = clamp,
     .reject_tile = reject_tile,
     .cost = cost,
-    .workspace = attune__vulkan_workspace_bytes,
+    .workspace = attune__shaders_workspace_bytes,
     .variant = attune__vulkan_variant,
 };

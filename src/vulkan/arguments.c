@@ -116,8 +116,8 @@ void attune__vulkan_arguments_record(const attune__vulkan_arguments_block *block
     const attune__forward *call = block->call;
     const attune__vulkan_buffer *buffer = (const attune__vulkan_buffer *)block->buffer;
     union {
-        uint32_t words[ATTUNE__VULKAN_ARGUMENTS / 4];
-        char bytes[ATTUNE__VULKAN_ARGUMENTS];
+        uint32_t words[ATTUNE__SHADERS_ARGUMENTS / 4];
+        char bytes[ATTUNE__SHADERS_ARGUMENTS];
     } packed = {{0}};
     size_t size = sizeof *block->arguments;
     memcpy(packed.bytes, block->arguments, size);

@@ -3,6 +3,7 @@
 #ifndef ATTUNE_VULKAN_ARGUMENTS_H
 #define ATTUNE_VULKAN_ARGUMENTS_H
 
+#include "plan/family_shaders.h"
 #include "plan/partition.h"
 #include "shaders/arguments.h"
 #include "shaders/serving.h"
@@ -29,7 +30,7 @@ void attune__vulkan_arguments_partition(const attune__partition *partition, attu
 attune_vulkan_array attune__vulkan_array_describe(const attune_tensor *tensor, uint64_t absent);
 void attune__vulkan_serving_describe(const attune__forward *call, uint64_t address, attune_vulkan_serving *serving);
 /* schedule.c: its schedule. */
-void attune__vulkan_schedule_describe(const attune__shape *shape, const attune__vulkan_parts *parts, uint64_t schedule,
+void attune__vulkan_schedule_describe(const attune__shape *shape, const attune__shaders_parts *parts, uint64_t schedule,
                                       attune_vulkan_arguments *arguments, attune_vulkan_serving *serving);
 
 /* All that a call's kernels read at `offset` of a buffer, in this order: the arguments, the table of the score

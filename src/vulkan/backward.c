@@ -94,7 +94,7 @@ typedef struct run {
     attune_vulkan_sums sums[ATTUNE_EXPR_MAX_SYMBOLS];
     uint64_t sum_at[ATTUNE_EXPR_MAX_SYMBOLS]; /* by symbol, in the workspace; read where sums are requested */
     uint32_t sum_count;
-    attune__vulkan_workspace place; /* of the workspace's parts */
+    attune__shaders_workspace place; /* of the workspace's parts */
     uint64_t sums_size;
     pass passes[3 + ATTUNE_EXPR_MAX_SYMBOLS];
     uint32_t pass_count;
@@ -125,7 +125,7 @@ static void list_sums(run *r)
             s->count *= s->size[to];
         }
         r->sum_at[i] = s->sums;
-        r->sums_size += s->count * ATTUNE__VULKAN_SUM;
+        r->sums_size += s->count * ATTUNE__SHADERS_SUM;
     }
 }
 
@@ -251,7 +251,7 @@ static attune_status prepare(run *r)
     if ((uint64_t)call->batch * (uint64_t)call->heads * (uint64_t)call->q_len > UINT32_MAX)
         return attune__fail(ATTUNE_UNSUPPORTED, "the call has 2^32 rows or more, device %s takes fewer",
                             r->program->base.device->info.id);
-    r->place = attune__vulkan_backward_workspace(&r->program->shape);
+    r->place = attune__shaders_backward_workspace(&r->program->shape);
     list_sums(r);
     describe(r);
     ATTUNE__TRY(check_loops(r));

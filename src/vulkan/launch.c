@@ -56,7 +56,7 @@ static void divide(run *r, bool decode)
 static void divide_parts(run *r, uint64_t base)
 {
     const attune__forward *call = r->call;
-    const attune__vulkan_parts *parts = &r->program->parts;
+    const attune__shaders_parts *parts = &r->program->parts;
     attune_vulkan_arguments *a = &r->arguments;
     r->place = parts->partials + parts->partials_ml + parts->schedule;
     a->partials = base;

@@ -23,7 +23,7 @@ typedef struct attune__vulkan_program {
     attune__vulkan_pipeline delta, keys, keys_aligned, sums;
     uint32_t most_key_steps; /* tiles of queries of a workgroup of keys; 0 = no bound */
     /* of a plan over a cache */
-    attune__vulkan_parts parts;
+    attune__shaders_parts parts;
     attune__vulkan_pipeline schedule, merge; /* handle VK_NULL_HANDLE: no parts */
     attune__vulkan_pipeline append;
     attune_buffer *append_arguments;
@@ -132,11 +132,11 @@ attune_status attune__vulkan_pipeline_pair(attune_device *device, const attune__
 /* launch.c, for both directions. */
 
 /* Whether tiles may have parts: a cache that cannot hold the keys of two has neither schedule nor merge. */
-static inline bool attune__vulkan_has_parts(const attune__vulkan_parts *parts, const attune__forward *call)
+static inline bool attune__vulkan_has_parts(const attune__shaders_parts *parts, const attune__forward *call)
 {
     const attune__serving_sizes sizes = attune__serving_sizes_of(call);
     const uint64_t keys = (uint64_t)sizes.page * (call->serving->pages.buffer ? sizes.entries : 1);
-    return parts->slots && keys > 2 * ATTUNE__VULKAN_PART_KEYS;
+    return parts->slots && keys > 2 * ATTUNE__SHADERS_PART_KEYS;
 }
 
 /* The tiles of a call of forward or decode. */

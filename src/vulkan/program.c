@@ -89,7 +89,7 @@ static attune_status create(attune_device *device, const attune__program_desc *d
         (desc->score ? attune__mods_table_size(desc->score) : 0) +
         (desc->shape->tokens ? sizeof(attune_vulkan_serving) + (mask ? attune__mods_table_size(mask) : 0) : 0);
     const size_t sums = desc->gradient && desc->score ? desc->score->symbol_count * sizeof(attune_vulkan_sums) : 0;
-    if (table + sizeof(attune_vulkan_arguments) + sums > ATTUNE__VULKAN_ARGUMENTS)
+    if (table + sizeof(attune_vulkan_arguments) + sums > ATTUNE__SHADERS_ARGUMENTS)
         return attune__fail(ATTUNE_INTERNAL, "the tables of the expressions have %zu bytes", table);
     const attune__vulkan_family *family = NULL;
     ATTUNE__TRY(attune__vulkan_family_find(desc->choice, &family));
@@ -105,7 +105,7 @@ static attune_status create(attune_device *device, const attune__program_desc *d
     made->score = desc->score;
     made->mask = mask;
     made->gradient = desc->gradient;
-    made->parts = attune__vulkan_parts_make(desc->shape, &device->info.limits, desc->choice->block_m);
+    made->parts = attune__shaders_parts_make(desc->shape, &device->info.limits, desc->choice->block_m);
     if (attune__vulkan_of(device)->physical.driver == VK_DRIVER_ID_MESA_LLVMPIPE)
         bound_steps(family, &attune__vulkan_of(device)->physical.info.limits, desc, made);
     attune_status status = make_pipelines(device, desc, made);

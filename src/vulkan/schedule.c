@@ -10,7 +10,7 @@
 #include "shaders/serving_combine.h"
 #include "shaders/serving_schedule.h"
 
-_Static_assert(ATTUNE__VULKAN_PART_KEYS == ATTUNE_VULKAN_PART_KEYS, "the planner's and the kernel's");
+_Static_assert(ATTUNE__SHADERS_PART_KEYS == ATTUNE_VULKAN_PART_KEYS, "the planner's and the kernel's");
 
 attune_status attune__vulkan_schedule_pipelines(attune_device *device, const attune__vulkan_kernel *kernel,
                                                 attune__vulkan_program *program)
@@ -23,7 +23,7 @@ attune_status attune__vulkan_schedule_pipelines(attune_device *device, const att
                                               kernel->constants, 0, &program->merge);
 }
 
-void attune__vulkan_schedule_describe(const attune__shape *shape, const attune__vulkan_parts *parts, uint64_t schedule,
+void attune__vulkan_schedule_describe(const attune__shape *shape, const attune__shaders_parts *parts, uint64_t schedule,
                                       attune_vulkan_arguments *arguments, attune_vulkan_serving *serving)
 {
     /* Tiles are numbered by the plan's rows: the calls that share a schedule may have other rows of q. */
@@ -38,7 +38,7 @@ void attune__vulkan_schedule_describe(const attune__shape *shape, const attune__
 /* Plans without parts have schedules too, which no call reads. */
 uint64_t attune__vulkan_schedule_size(const attune__program *program)
 {
-    return ((const attune__vulkan_program *)program)->parts.schedule + ATTUNE__VULKAN_ARGUMENTS;
+    return ((const attune__vulkan_program *)program)->parts.schedule + ATTUNE__SHADERS_ARGUMENTS;
 }
 
 attune_status attune__vulkan_schedule(const attune__program *program, attune_queue *queue, const attune__forward *call,

@@ -4,6 +4,7 @@
 
 #include "base/alloc.h"
 #include "expr/expr.h"
+#include "plan/family_cpu.h"
 #include "plan/family_cuda.h"
 #include "plan/layout.h"
 #include "support/random_expr.h"

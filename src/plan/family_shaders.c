@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * What Vulkan and OpenCL share. Operands stream in slices of the head dimension, so that shared memory grows little
+ * with it; O (in backward dK, dV, dQ) stays in registers. Counts are of elements, rows padded by the few that keep
+ * columns off one bank. No option sets the stages: these interfaces have no asynchronous copy.
+ */
+#include "plan/family_shaders.h"
+
+#include "base/round.h"
+#include "plan/layout.h"
+#include "plan/partition.h"
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+/* ---------------------------------------------------------------------------------------------- portable, subgroup */
+
+static const attune__tile scalar_forward[] = {
+    ATTUNE__TILE(64, 64, 1, 0), ATTUNE__TILE(32, 64, 1, 0), ATTUNE__TILE(32, 32, 1, 0),
+    ATTUNE__TILE(16, 64, 1, 0), ATTUNE__TILE(16, 32, 1, 0), ATTUNE__TILE(8, 32, 1, 0),
+    ATTUNE__TILE(4, 32, 1, 0),  ATTUNE__TILE(4, 16, 1, 0),  ATTUNE__TILE(1, 4, 1, 0),
+};
+static const attune__tile scalar_decode[] = {
+    ATTUNE__TILE(16, 64, 1, 0), ATTUNE__TILE(8, 64, 1, 0), ATTUNE__TILE(4, 64, 1, 0), ATTUNE__TILE(2, 64, 1, 0),
+    ATTUNE__TILE(1, 64, 1, 0),  ATTUNE__TILE(1, 16, 1, 0), ATTUNE__TILE(1, 4, 1, 0),
+};
+const attune__tile *attune__shaders_tiles(const attune__search *search, uint32_t *count)
+{
+    switch (search->pass) {
+    case ATTUNE__PASS_DECODE:
+        *count = COUNT(scalar_decode);
+        return scalar_decode;
+    case ATTUNE__PASS_BACKWARD:
+        return attune__shaders_backward_tiles(search, count);
+    default: {
+        /* Wider O than 256 of the largest tile would not stay in registers. */
+        const uint32_t skip = search->shape->head_dim_v > 256;
+        *count = COUNT(scalar_forward) - skip;
+        return scalar_forward + skip;
+    }
+    }
+}
+
+/* The portable kernel's workgroup: 128 threads, or what the device has, or on OpenCL what num_warps says. */
+static uint32_t portable_invocations(const attune__search *search, const attune__tile *tile)
+{
+    if (search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS))
+        return tile->value[ATTUNE__NUM_WARPS] * lanes(search->limits);
+    uint32_t most = attune__floor2(search->limits->workgroup_invocations);
+    return most < 128 ? most : 128;
+}
+
+static void clamp_rows(const attune__search *search, attune__tile *tile)
+{
+    if (search->shape->tokens) {
+        /* A tile has the rows of a group of heads, of one sequence. */
+        attune__clamp_number(search, tile, ATTUNE__BLOCK_N, 1024, search->shape->kv_len, 4);
+        attune__clamp_decode(search, tile, 1);
+        return;
+    }
+    attune__clamp_tile(search, tile, search->pass == ATTUNE__PASS_BACKWARD ? 16 : 4);
+    if (search->pass == ATTUNE__PASS_DECODE)
+        attune__clamp_decode(search, tile, 1);
+}
+
+/* layout.h */
+static uint64_t scalar_shared(const attune__search *search, const attune__tile *tile, uint32_t threads, bool subgroups)
+{
+    const uint32_t *v = tile->value;
+    if (search->pass == ATTUNE__PASS_BACKWARD)
+        return attune__shaders_backward_shared(search, tile, threads);
+    attune__forward_layout layout;
+    if (attune__forward_layout_make(v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N], threads, search->shape->head_dim,
+                                    search->shape->head_dim_v, subgroups, false, &layout))
+        return UINT64_MAX;
+    return layout.bytes + (search->shape->tokens ? attune__serving_layout_bytes(v[ATTUNE__BLOCK_N]) : 0);
+}
+
+/* NULL if the invocations can share the tile. */
+static const char *scalar_reject_tile(const attune__search *search, const attune__tile *tile, uint32_t threads,
+                                      bool subgroups, attune__option *option)
+{
+    const char *why = attune__reject_numbers(search, tile, 0, 128, option);
+    if (why)
+        return why;
+    if (search->pass == ATTUNE__PASS_BACKWARD)
+        return attune__shaders_backward_reject(search, tile, threads, option);
+    *option = ATTUNE__BLOCK_N;
+    if (search->shape->split_keys % tile->value[ATTUNE__BLOCK_N])
+        return "it must divide problem.split_keys";
+    attune__forward_layout layout;
+    why = attune__forward_layout_make(tile->value[ATTUNE__BLOCK_M], tile->value[ATTUNE__BLOCK_N], threads,
+                                      search->shape->head_dim, search->shape->head_dim_v, subgroups, false, &layout);
+    *option = search->forced & ATTUNE__BIT(ATTUNE__BLOCK_N) ? ATTUNE__BLOCK_N : ATTUNE__BLOCK_M;
+    return why;
+}
+
+void attune__shaders_portable_clamp(const attune__search *search, attune__tile *tile)
+{
+    clamp_rows(search, tile);
+    uint32_t width = attune__shaders_lanes(search->limits);
+    tile->value[ATTUNE__NUM_WARPS] = (portable_invocations(search, tile) + width - 1) / width;
+}
+
+const char *attune__shaders_portable_reject(const attune__search *search, const attune__tile *tile,
+                                            attune__option *option)
+{
+    const uint32_t threads = portable_invocations(search, tile);
+    *option = ATTUNE__NUM_WARPS;
+    if (!attune__is_power2(threads))
+        return "it must be a power of two";
+    return scalar_reject_tile(search, tile, threads, false, option);
+}
+
+attune__cost attune__shaders_portable_cost(const attune__search *search, const attune__tile *tile)
+{
+    uint32_t threads = portable_invocations(search, tile);
+    return (attune__cost){.shared = scalar_shared(search, tile, threads, false), .invocations = threads};
+}
+
+/* Eight subgroups, and at most 128 invocations: each then has 8 rows of a tile of 64, on an H200 a seventh faster than
+ * twice as many with 4. */
+void attune__shaders_subgroup_clamp(const attune__search *search, attune__tile *tile)
+{
+    clamp_rows(search, tile);
+    uint32_t *warps = &tile->value[ATTUNE__NUM_WARPS], width = attune__floor2(attune__shaders_lanes(search->limits));
+    if (search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) || *warps)
+        return;
+    uint32_t most = attune__floor2(search->limits->workgroup_invocations);
+    for (*warps = 8; *warps > 1 && (*warps * width > 128 || *warps * width > most);)
+        *warps /= 2;
+}
+
+/* The invocations of one row lie in one subgroup. */
+const char *attune__shaders_subgroup_reject(const attune__search *search, const attune__tile *tile,
+                                            attune__option *option)
+{
+    uint32_t warps = tile->value[ATTUNE__NUM_WARPS], width = attune__shaders_lanes(search->limits);
+    *option = ATTUNE__NUM_WARPS;
+    if (!attune__is_power2(warps))
+        return "it must be a power of two";
+    const char *why = scalar_reject_tile(search, tile, warps * width, true, option);
+    if (why)
+        return why;
+    if (search->pass == ATTUNE__PASS_BACKWARD)
+        return NULL;
+    uint32_t parts = warps * width / tile->value[ATTUNE__BLOCK_M], columns = tile->value[ATTUNE__BLOCK_N] / 4;
+    *option = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) ? ATTUNE__NUM_WARPS : ATTUNE__BLOCK_M;
+    return (parts < columns ? parts : columns) > width ? "the invocations of a row lie in one subgroup" : NULL;
+}
+
+attune__cost attune__shaders_subgroup_cost(const attune__search *search, const attune__tile *tile)
+{
+    uint32_t threads = tile->value[ATTUNE__NUM_WARPS] * attune__shaders_lanes(search->limits);
+    return (attune__cost){.shared = scalar_shared(search, tile, threads, true), .invocations = threads};
+}
+
+/* Items for each compute unit, bytes of partial results, and tiles of calls that are not bounded by their rows. */
+#define ITEMS_PER_UNIT 4
+#define MOST_PARTIALS  (UINT64_C(16) << 20)
+#define FEW_TILES      16384
+#define MOST_ITEMS     (INT64_C(1) << 27)
+
+/* The most tiles of a batch: sequences have a tile that is not full, or each has all of its rows. Only starts that are
+ * out of order name more rows than there are. */
+static int64_t most_serving_tiles(const attune__shape *s, uint32_t block_m)
+{
+    const attune__partition c = attune__partition_make(&(attune__partition_desc){
+        .batch = s->batch,
+        .heads = s->heads,
+        .kv_heads = s->kv_heads,
+        .q_len = s->q_len,
+        .block_m = block_m,
+        .decode = true,
+        .one_list = true,
+    });
+    const int64_t planes = s->kv_heads * c.head_chunks, all = c.q_chunks * s->batch;
+    if (all > UINT32_MAX / planes)
+        return INT64_MAX; /* their numbers have 32 bits */
+    int64_t most = s->tokens / c.q_step + s->batch;
+    if (most < FEW_TILES / planes)
+        most = FEW_TILES / planes;
+    return (most < all ? most : all) * planes;
+}
+
+attune__shaders_parts attune__shaders_parts_make(const attune__shape *shape, const attune_limits *limits,
+                                                 uint32_t block_m)
+{
+    attune__shaders_parts p = {0};
+    const int64_t least = shape->split_keys ? shape->split_keys : 2 * ATTUNE__SHADERS_PART_KEYS;
+    if (!shape->tokens || shape->kv_len <= least)
+        return p;
+    const uint64_t part = block_m * (uint64_t)shape->head_dim_v * sizeof(float), fit = MOST_PARTIALS / 2 / part;
+    const uint64_t wanted = ITEMS_PER_UNIT * (uint64_t)(limits->compute_units ? limits->compute_units : 1);
+    const int64_t tiles = most_serving_tiles(shape, block_m);
+    p.wanted = (uint32_t)(wanted < fit ? wanted : fit ? fit : 1);
+    if (tiles > MOST_ITEMS)
+        return (attune__shaders_parts){0};
+    p.slots = 2 * p.wanted;
+    p.items = (uint32_t)tiles + p.slots;
+    p.partials = attune__round_up64(p.slots * part, 256);
+    p.partials_ml = attune__round_up64((uint64_t)p.slots * block_m * 2 * sizeof(float), 256);
+    p.schedule = attune__round_up64(16 * (1 + (uint64_t)p.items + p.slots / 2), 256);
+    return p;
+}
+
+uint64_t attune__shaders_workspace_bytes(const attune__search *search, const attune__tile *tile,
+                                         const attune__cost *cost, uint32_t split)
+{
+    (void)cost;
+    if (search->pass == ATTUNE__PASS_BACKWARD)
+        return attune__shaders_backward_workspace(search->shape).size;
+    if (search->shape->tokens) {
+        const attune__shaders_parts p =
+            attune__shaders_parts_make(search->shape, search->limits, tile->value[ATTUNE__BLOCK_M]);
+        return p.partials + p.partials_ml + p.schedule + ATTUNE__SHADERS_ARGUMENTS;
+    }
+    return attune__workspace_parts(search, split) + ATTUNE__SHADERS_ARGUMENTS;
+}
