@@ -12,6 +12,7 @@
  *     forward_sm90.cu  attune_forward_sm90      cuda_sm90a   attune_cuda_arguments, CUtensorMap q, k, v
  *     delta.cu         attune_delta             all          attune_cuda_arguments, attune_cuda_backward
  *                      attune_sums              the same     attune_cuda_sums; only with capture gradients
+ *                      attune_sinks             the same     as attune_delta; only with gradients of sinks
  *     backward_sm80.cu attune_backward_sm80     cuda_sm80    attune_cuda_arguments, attune_cuda_backward
  *     backward_atomic_sm80.cu attune_backward_atomic_sm80, attune_backward_dq_sm80   cuda_sm80_atomic   the same
  *     backward_sm90.cu attune_backward_sm90     cuda_sm90a   the same, CUtensorMap q, k, v, d_o
@@ -46,6 +47,7 @@
  *     ATTUNE_SAVED_STATE     decode_sm80, 1: row maxima and sums are in shared memory while O accumulates
  *     ATTUNE_SERIAL_COLUMNS  backward_sm80 with ATTUNE_DK_DV, 1: scores are evaluated one fragment of columns after
  *                            another
+ *     ATTUNE_SINKS           forward, decode and serving, 1: calls may have sinks
  *     ATTUNE_HAVE_SCORE      1: every pair calls attune_score
  *     ATTUNE_HAVE_CAPTURE_GRADIENTS     backward, 1: capture gradients may be requested
  *     ATTUNE_DK_DV           backward_sm80, 1: the kernel for dK and dV, with the tile BLOCK_M1 x BLOCK_N1;
@@ -87,7 +89,7 @@
  * Launch of backward: attune_delta with a block of 256 threads for each 32 rows of [batch * heads * row_stride], which
  * also clears the sums; then the kernels: for dQ with attune_cuda_arguments.partial and full, for dK and dV with
  * tiles of keys * kv_heads * kv_batch blocks, twice as many with ATTUNE_SEPARATE_DK_DV; then attune_sums with 256
- * threads for each 256 elements.
+ * threads for each 256 elements, and attune_sinks with 256 threads and 64 bytes of shared memory for each head.
  *
  * Launch of forward: blocks of 32 * ATTUNE_NUM_WARPS threads, the planner's bytes of dynamic shared memory, and a grid
  * of attune_cuda_tiles(). forward_sm90 may be launched with fewer blocks, as many as are resident at once: then
@@ -155,6 +157,10 @@ typedef struct attune_cuda_arguments {
     unsigned long long counter;
 
     attune_cuda_symbol mask_symbols[ATTUNE_CUDA_SYMBOLS], score_symbols[ATTUNE_CUDA_SYMBOLS];
+
+    /* Optional, with ATTUNE_SINKS, and for attune_sinks: float, the logit of each head. */
+    unsigned long long sinks;
+    long long sinks_head;
 } attune_cuda_arguments;
 
 /* Decode: query heads packed into a tile, splits of the keys, and with several splits the partial results, laid out as
@@ -176,7 +182,6 @@ typedef struct attune_cuda_serving {
     attune_cuda_array q_start, kv_len, kv_first, count; /* [batch + 1], [batch], [batch], [1]; q_start: packed */
     attune_cuda_array pages, pages_start;               /* [batch][entries], or [entries] with pages_start */
     attune_cuda_array tree;                             /* [batch of q][rows][words] */
-    attune_cuda_array sinks;                            /* float [heads] */
     attune_cuda_array k_scale, v_scale;                 /* float [pages][kv_heads][page]; absent = 1 */
     int tokens;                                         /* rows of q, if they are packed */
     int pool, page;                                     /* pages, and keys of a page */
@@ -233,6 +238,10 @@ typedef struct attune_cuda_backward {
      * (src/plan/family_cuda.h), zero before the launch. */
     int full_wave_tiles, tail_splits, tail_split_rows;
     unsigned long long tail_sums;
+
+    /* attune_sinks: float, the gradient of the sinks. */
+    unsigned long long d_sinks;
+    long long d_sinks_head;
 } attune_cuda_backward;
 
 /* attune_sums adds to float tensors of rank up to 4, strides in elements; 0 elements = not requested. */

@@ -68,6 +68,9 @@
 #ifndef ATTUNE_HAVE_SCORE
 #define ATTUNE_HAVE_SCORE 0
 #endif
+#ifndef ATTUNE_SINKS
+#define ATTUNE_SINKS 0
+#endif
 #ifndef ATTUNE_HAVE_CAPTURE_GRADIENTS
 #define ATTUNE_HAVE_CAPTURE_GRADIENTS 0
 #endif
@@ -271,6 +274,8 @@ struct config {
 #else
     static constexpr float CAP_INNER = 0.0f, CAP_OUTER = 0.0f;
 #endif
+
+    static constexpr bool SINKS = ATTUNE_SINKS; /* the call may have sinks */
 
     /* Backward: capture gradients may be requested, and some of them depend on the product. */
     static constexpr bool HAVE_CAPTURE_GRADIENTS = ATTUNE_HAVE_CAPTURE_GRADIENTS,

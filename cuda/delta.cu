@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* The kernels before and after those of the backward pass: attune_delta computes LSE as they subtract it and
- * delta = rowsum(dO * O) - dLSE; attune_sums adds the capture gradients to the caller's tensors. */
+ * delta = rowsum(dO * O) - dLSE; attune_sums adds the capture gradients to the caller's tensors; attune_sinks sums the
+ * gradient of sinks. */
 #include "common.cuh"
 #include "sums.cuh"
 
@@ -133,4 +134,33 @@ extern "C" __global__ void __launch_bounds__(CTA_THREADS) attune_sums(const __gr
     }
     float *to = (float *)s.to[i].address + at;
     *to = (float)((double)*to + value);
+}
+
+/* d_sink = -sum over the rows of a head of exp(sink - LSE) delta, in a fixed order. */
+extern "C" __global__ void __launch_bounds__(CTA_THREADS)
+    attune_sinks(const __grid_constant__ attune_cuda_arguments a, const __grid_constant__ attune_cuda_backward back)
+{
+    extern __shared__ __align__(8) unsigned char memory[];
+    double *sums = (double *)memory; /* of each warp */
+    int h = (int)blockIdx.x;
+    float sink = ((const float *)a.sinks)[h * a.sinks_head];
+    double sum = 0.0;
+    i64 rows = sink == -ATTUNE_INF ? 0 : (i64)a.batch * a.q_len;
+    for (i64 i = (int)threadIdx.x; i < rows; i += CTA_THREADS) {
+        int b = (int)(i / a.q_len), q = (int)(i - (i64)b * a.q_len);
+        float lse = ((const float *)a.lse.address)[b * a.lse.batch + h * a.lse.head + q * a.lse.row];
+        if (lse != -ATTUNE_INF)
+            sum -= (double)expf(sink - lse) *
+                   (double)((const float *)back.delta)[((i64)b * a.heads + h) * back.row_stride + q];
+    }
+    for (int step = 16; step; step /= 2)
+        sum += __shfl_xor_sync(0xffffffffu, sum, step);
+    if (threadIdx.x % 32 == 0)
+        sums[threadIdx.x / 32] = sum;
+    __syncthreads();
+    if (threadIdx.x)
+        return;
+    for (int i = 1; i < CTA_WARPS; i++)
+        sum += sums[i];
+    ((float *)back.d_sinks)[h * back.d_sinks_head] = (float)sum;
 }

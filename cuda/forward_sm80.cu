@@ -9,6 +9,7 @@
 #include "layout_sm80.h"
 #include "mma.cuh"
 #include "non_finite.cuh"
+#include "sinks.cuh"
 #include "terms.cuh"
 
 constexpr int ROW_TILES = BLOCK_M / (16 * WARPS), N_TILES = BLOCK_N / 8, DV_TILES = PAD_DV / 8;
@@ -219,8 +220,10 @@ __device__ __forceinline__ u32 store(float (&o)[ROW_TILES][DV_TILES][4], const f
             int q = row + r * 16 + half * 8;
             if (q >= a.q_len)
                 continue;
-            float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-            if (sum == 0.0f && !a.part) /* fully masked: O = 0, also where 0 times V gave NaN */
+            float row_max = m[r][half] * (factor * ATTUNE_LN2);
+            row_total total = row_total_of(a, p.h, row_max, sum);
+            float inverse = total.sum == 0.0f ? 0.0f : total.weight / total.sum;
+            if (total.sum == 0.0f && !a.part) /* fully masked: O = 0, also where 0 times V gave NaN */
 #pragma unroll
                 for (int d = 0; d < DV_TILES; d++)
                     o[r][d][2 * half] = o[r][d][2 * half + 1] = 0.0f;
@@ -250,14 +253,12 @@ __device__ __forceinline__ u32 store(float (&o)[ROW_TILES][DV_TILES][4], const f
             if (HAVE_MASK && probe != 0.0f && finite(sum))
                 non_finite |= 1u << (r * 2 + half);
             if (lane % 4 == 0) {
-                float row_max = m[r][half] * (factor * ATTUNE_LN2);
-                bool empty = sum == 0.0f;
                 if (a.lse.address)
                     ((float *)a.lse.address)[p.b * a.lse.batch + p.h * a.lse.head + q * a.lse.row] =
-                        empty ? -ATTUNE_INF : row_max + logf(sum);
+                        total.sum == 0.0f ? -ATTUNE_INF : total.most + logf(total.sum);
                 if (a.row_max.address)
                     ((float *)a.row_max.address)[p.b * a.row_max.batch + p.h * a.row_max.head + q * a.row_max.row] =
-                        empty ? -ATTUNE_INF : nan_or(row_max, sum);
+                        sum == 0.0f ? -ATTUNE_INF : nan_or(row_max, sum);
             }
         }
     return non_finite;

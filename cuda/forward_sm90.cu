@@ -14,6 +14,7 @@
  */
 #include "producer_sm90.cuh"
 #include "scores_sm90.cuh"
+#include "sinks.cuh"
 #include "wgmma.cuh"
 
 /* Ping-pong: a consumer issues its products after a wait at its own named barrier, and then arrives at the next one's.
@@ -225,8 +226,9 @@ __device__ __forceinline__ void store(float (&o)[sm90::WIDTH_DV / 2], const floa
         sum += __shfl_xor_sync(0xffffffffu, sum, 1);
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
         int q = row + half * 8;
-        float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-        if (sum == 0.0f && !a.part) /* not by the factor 0: O may be NaN */
+        row_total total = row_total_of(a, p.h, row_max[half] * (factor * ATTUNE_LN2), sum);
+        float inverse = total.sum == 0.0f ? 0.0f : total.weight / total.sum;
+        if (total.sum == 0.0f && !a.part) /* not by the factor 0: O may be NaN */
 #pragma unroll
             for (int d = 0; d < sm90::WIDTH_DV / 8; d++)
                 o[d * 4 + half * 2] = o[d * 4 + half * 2 + 1] = 0.0f;
@@ -270,13 +272,12 @@ __device__ __forceinline__ void store(float (&o)[sm90::WIDTH_DV / 2], const floa
             /* The maximum of scores drops NaN but their sum does not, so a NaN sum is the result. If the maximum is
              * +inf the sum is NaN as well, and the maximum stays. */
             float largest = isnan(sum) && row_max[half] != ATTUNE_INF ? sum : row_max[half] * (factor * ATTUNE_LN2);
-            bool fully_masked = sum == 0.0f;
             if (a.lse.address)
                 ((float *)a.lse.address)[p.b * a.lse.batch + p.h * a.lse.head + q * a.lse.row] =
-                    fully_masked ? -ATTUNE_INF : largest + logf(sum);
+                    total.sum == 0.0f ? -ATTUNE_INF : (config::SINKS ? total.most : largest) + logf(total.sum);
             if (a.row_max.address)
                 ((float *)a.row_max.address)[p.b * a.row_max.batch + p.h * a.row_max.head + q * a.row_max.row] =
-                    fully_masked ? -ATTUNE_INF : largest;
+                    sum == 0.0f ? -ATTUNE_INF : largest;
         }
     }
 }
@@ -294,7 +295,8 @@ __device__ __forceinline__ void store_fully_masked(const attune_cuda_arguments &
         if (first)
             continue;
         if (a.lse.address)
-            ((float *)a.lse.address)[p.b * a.lse.batch + p.h * a.lse.head + q * a.lse.row] = -ATTUNE_INF;
+            ((float *)a.lse.address)[p.b * a.lse.batch + p.h * a.lse.head + q * a.lse.row] =
+                row_total_of(a, p.h, -ATTUNE_INF, 0.0f).most;
         if (a.row_max.address)
             ((float *)a.row_max.address)[p.b * a.row_max.batch + p.h * a.row_max.head + q * a.row_max.row] =
                 -ATTUNE_INF;

@@ -7,7 +7,7 @@
 #ifndef ATTUNE_CUDA_NON_FINITE_CUH
 #define ATTUNE_CUDA_NON_FINITE_CUH
 
-#include "common.cuh"
+#include "sinks.cuh"
 
 template <int DTYPE = config::DTYPE> __device__ __forceinline__ float widen(typename storage<DTYPE>::type x)
 {
@@ -54,11 +54,11 @@ __device__ __forceinline__ void store_state(const attune_cuda_arguments &a, cons
 __device__ __forceinline__ void store_element(const attune_cuda_arguments &a, const tile_coord &p, int d, float value,
                                               float row_max, float sum, float factor)
 {
-    store_column(a, p, d, value, sum);
-    if (d)
-        return;
     row_max *= factor * ATTUNE_LN2;
-    store_state(a, p, row_max, sum, row_max, sum);
+    row_total total = row_total_of(a, p.h, row_max, sum);
+    store_column(a, p, d, value * total.weight, total.sum);
+    if (!d)
+        store_state(a, p, total.most, total.sum, row_max, sum);
 }
 
 /* Neither NaN nor infinite. */

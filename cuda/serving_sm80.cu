@@ -485,19 +485,6 @@ __device__ __forceinline__ recomputed_element merge_groups(const float *o, const
     return x;
 }
 
-/* Adds the sink of a head, a logit in the denominator alone. `most` becomes the larger of it and the row's maximum,
- * both in natural units, to which O and the sum are then relative. */
-__device__ __forceinline__ void add_sink(recomputed_element &x, float &most, const attune_cuda_serving &s, int h)
-{
-    if (!s.sinks.address)
-        return;
-    float sink = ((const float *)s.sinks.address)[h * s.sinks.stride[0]], row_max = most;
-    most = fmaxf(most, sink);
-    float base = most == -ATTUNE_INF ? 0.0f : most, weight = exp2_fast((row_max - base) * ATTUNE_LOG2E);
-    x.o *= weight;
-    x.l = x.l * weight + exp2_fast((sink - base) * ATTUNE_LOG2E);
-}
-
 /* Stores an element of O, and LSE. */
 __device__ __forceinline__ void finish(const attune_cuda_arguments &a, const attune_cuda_serving &s, const tile &t,
                                        const tile_coord &at, int d, recomputed_element x, float factor)
@@ -509,11 +496,11 @@ __device__ __forceinline__ void finish(const attune_cuda_arguments &a, const att
         x.o = again.l == 0.0f ? again.o : again.o * (x.l / again.l);
     }
     tile_coord to = {t.batch, at.h, at.h_kv, t.row0 + at.q};
-    float row_max = x.m * (factor * ATTUNE_LN2), most = row_max, row_sum = x.l;
-    add_sink(x, most, s, at.h);
-    store_column(a, to, d, x.o, x.l);
+    float row_max = x.m * (factor * ATTUNE_LN2);
+    row_total total = row_total_of(a, at.h, row_max, x.l);
+    store_column(a, to, d, x.o * total.weight, total.sum);
     if (!d)
-        store_state(a, to, most, x.l, row_max, row_sum);
+        store_state(a, to, total.most, total.sum, row_max, x.l);
 }
 
 /* Whether this CTA adds the fixed parts of a tile. */

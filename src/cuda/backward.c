@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
-/* The hot call of the backward pass. Its launches, in order: lse and delta; dK and dV; dQ; capture gradients. A kernel
- * with a fallback computes dK, dV and the sums of dQ, which it or another kernel converts; the kernels of cuda_sm80
- * follow, and run only if a sum is not finite. */
+/* The hot call of the backward pass. Its launches, in order: lse and delta; dK and dV; dQ; capture gradients; gradients
+ * of sinks. A kernel with a fallback computes dK, dV and the sums of dQ, which it or another kernel converts; the
+ * kernels of cuda_sm80 follow, and run only if a sum is not finite. */
 #include <string.h>
 
 #include "base/error.h"
@@ -12,6 +12,7 @@
 #define DELTA_THREADS 256
 #define DELTA_ROWS    32 /* rows of a CTA: cuda/delta.cu */
 #define SUMS_THREADS  256
+#define SINKS_THREADS 256
 #define DQ_THREADS    256
 #define L2_BYTES      (INT64_C(32) << 20)
 
@@ -22,6 +23,7 @@ attune_status attune__cuda_backward_load(attune__cuda_program *program, const at
     program->head_dim_v = desc->shape->head_dim_v;
     program->ordered = desc->choice->deterministic;
     ATTUNE__TRY(attune__cuda_function(device, program->delta.module, "attune_sums", &program->sums));
+    ATTUNE__TRY(attune__cuda_function(device, program->delta.module, "attune_sinks", &program->sinks));
     return program->family->dq_name
                ? attune__cuda_function(device, program->kernel.module, program->family->dq_name, &program->dq)
                : ATTUNE_OK;
@@ -109,6 +111,8 @@ static attune_cuda_backward backward_of(const attune__cuda_program *program, con
         .delta = workspace + w.delta,
         .row_stride = (long long)w.row_stride,
         .sums = workspace + w.sums,
+        .d_sinks = call->d_sinks.buffer ? attune__cuda_pointer(call->d_sinks.buffer) + call->d_sinks.offset : 0,
+        .d_sinks_head = call->d_sinks.stride[0],
     };
     attune__cu_pointer captures = b.sums;
     if (tail) {
@@ -139,7 +143,7 @@ static attune_cuda_backward backward_of(const attune__cuda_program *program, con
 }
 
 typedef struct launches {
-    int64_t delta, adds, dq, keys, rows, sums; /* CTAs; 0 = not launched */
+    int64_t delta, adds, dq, keys, rows, sums, sinks; /* CTAs; 0 = not launched */
 } launches;
 
 static attune__cu_result launch(const attune__cuda_program *program, attune__cu_stream stream, const launches *n,
@@ -167,6 +171,7 @@ static attune__cu_result launch(const attune__cuda_program *program, attune__cu_
         {keys->function, n->keys, keys->threads, keys->shared_memory, rest_parameters},
         {rows->function, n->rows, rows->threads, rows->shared_memory, rest_parameters},
         {program->sums, n->sums, SUMS_THREADS, 0, sums_parameters},
+        {program->sinks, n->sinks, SINKS_THREADS, SINKS_THREADS / 32 * sizeof(double), parameters},
     };
     attune__cu_result result = CU_SUCCESS;
     for (size_t i = 0; i < sizeof steps / sizeof steps[0] && result == CU_SUCCESS; i++)
@@ -207,6 +212,7 @@ static attune_status run(const attune__cuda_program *program, attune__cuda_queue
         .keys = blocks(f->kv_len, keys->block_n, f->kv_heads * f->k.size[0] * (program->separate_dk_dv ? 2 : 1)),
         .rows = blocks(f->q_len, program->rows.block_m, f->batch * f->heads),
         .sums = blocks(sums.elements, SUMS_THREADS, 1),
+        .sinks = backward.d_sinks ? f->heads : 0,
     };
     if (adds) {
         const int64_t tiles = p.full_wave_tiles + p.left * p.each;

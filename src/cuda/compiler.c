@@ -586,6 +586,8 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
     attune__cuda_define(kernel, "HAVE_MASK", desc->mask && variant->mask_pairs);
     attune__cuda_define(kernel, "HAVE_MASK_RANGE", variant->row_intervals);
     attune__cuda_define(kernel, "HAVE_SCORE", desc->score != NULL);
+    if (s->sinks && desc->choice->direction != ATTUNE_BACKWARD)
+        attune__cuda_define(kernel, "SINKS", 1);
     family->define(kernel, desc, role);
     return desc->mask || desc->score ? write_mods(allocator, desc, &kernel->mods) : ATTUNE_OK;
 }

@@ -135,7 +135,8 @@ typedef struct attune__cuda_program {
     attune__cuda_loaded delta;    /* backward: lse and delta as the others read them */
     attune__cuda_loaded append;   /* serving: new rows of the cache */
     attune__cu_function dq;       /* backward with a fallback, in kernel's module: converts dQ */
-    attune__cu_function sums;     /* backward, in delta's module: capture gradients */
+    attune__cu_function sums;     /* backward, in delta's module: capture gradients ... */
+    attune__cu_function sinks;    /* ... and those of sinks */
     bool separate_dk_dv;          /* backward: separate CTAs compute dK and dV */
     /* Of `kernel`. With a fallback, `fallback` runs where TMA cannot read a tensor. In backward `kernel` then computes
      * all gradients and adds dQ to sums; `fallback` and `rows` run after it if a sum is not finite, or instead of it.

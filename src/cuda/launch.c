@@ -91,6 +91,8 @@ attune_cuda_arguments attune__cuda_arguments_of(const attune__cuda_program *prog
         .kv_len = (int)call->kv_len,
         .scale = (float)call->scale,
         .part = call->part,
+        .sinks = call->sinks.buffer ? address(&call->sinks) : 0,
+        .sinks_head = call->sinks.stride[0],
     };
     if (call->mask)
         set_mask(&arguments, call->mask, (const attune__cuda_mask *)call->device_mask);

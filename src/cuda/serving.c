@@ -45,7 +45,6 @@ attune_cuda_serving attune__cuda_serving_of(const attune__forward *call)
         .pages = attune__cuda_array_of(&s->pages),
         .pages_start = attune__cuda_array_of(&s->pages_start),
         .tree = attune__cuda_array_of(&s->tree),
-        .sinks = attune__cuda_array_of(&call->sinks),
         .k_scale = attune__cuda_array_of(&s->k_scale),
         .v_scale = attune__cuda_array_of(&s->v_scale),
         .tokens = (int)attune__serving_size(call->q.size[2]),

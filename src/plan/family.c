@@ -99,7 +99,7 @@ static const char *matrix_name(uint32_t missing)
 static const char *reject_feature(const attune__family *family, const attune__search *search, char *why, size_t size)
 {
     const attune__shape *s = search->shape;
-    if (s->sinks && !family->sinks && !(s->tokens && family->serve_sinks))
+    if (s->sinks && !family->sinks)
         return "it adds no sinks (problem.sinks)";
     if (s->tokens && !family->serving)
         return "it reads no cache (problem.tokens)";

@@ -82,7 +82,6 @@ typedef struct attune__family {
     bool serving_only; /* it reads nothing else */
     bool fixed_splits; /* it splits keys where problem.split_keys says */
     bool wide_heads;   /* head dimensions above 256 */
-    bool serve_sinks;  /* as sinks, over a cache */
     bool serve_wide;   /* as wide_heads, over a cache */
     uint32_t dtypes;   /* bits 1 << attune_dtype: of k and v */
     uint32_t mixes;    /* bits 1 << attune__pass: passes in which q and o may be f32, f16 or bf16 for any k and v */

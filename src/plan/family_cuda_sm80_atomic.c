@@ -116,6 +116,7 @@ static void atomic_variant(const attune__shape *s, const attune_plan_choice *cho
 const attune__family attune__cuda_sm80_atomic = {
     .name = "cuda_sm80_atomic",
     .backend = ATTUNE_BACKEND_CUDA,
+    .sinks = true,
     .matrix = ATTUNE_MATRIX_MMA_SYNC,
     .dtypes = 1u << ATTUNE_F16 | 1u << ATTUNE_BF16,
     .unordered = 1u << ATTUNE__PASS_BACKWARD,

@@ -272,6 +272,7 @@ static void sm90_variant(const attune__shape *s, const attune_plan_choice *choic
 const attune__family attune__cuda_sm90a = {
     .name = "cuda_sm90a",
     .backend = ATTUNE_BACKEND_CUDA,
+    .sinks = true,
     .matrix = ATTUNE_MATRIX_WGMMA,
     .tma = true,
     .dtypes = 1u << ATTUNE_F16 | 1u << ATTUNE_BF16,
