@@ -83,12 +83,12 @@ static attune_status enumerate(const attune_allocator *allocator, const attune__
     return ATTUNE_OK;
 }
 
-attune_status attune__vulkan_count_with(const attune__host *host, const attune__vulkan_hooks *hooks, uint32_t *count,
-                                        char *reason, size_t reason_size)
+attune_status attune__vulkan_count_with(const attune__host *host, const attune__vulkan_overrides *overrides,
+                                        uint32_t *count, char *reason, size_t reason_size)
 {
     *count = 0;
     attune__vulkan_instance instance;
-    if (!attune__vulkan_instance_create(hooks, &instance, reason, reason_size))
+    if (!attune__vulkan_instance_create(overrides, &instance, reason, reason_size))
         return ATTUNE_OK;
     attune__vulkan_physical *list = NULL;
     attune_status status = enumerate(&host->allocator, &instance, &list, count);
@@ -100,11 +100,11 @@ attune_status attune__vulkan_count_with(const attune__host *host, const attune__
 }
 
 /* One device of the list; *instance stays the caller's to destroy. */
-static attune_status find(const attune__host *host, const attune__vulkan_hooks *hooks, uint32_t index,
+static attune_status find(const attune__host *host, const attune__vulkan_overrides *overrides, uint32_t index,
                           attune__vulkan_instance *instance, attune__vulkan_physical *physical)
 {
     char reason[256];
-    if (!attune__vulkan_instance_create(hooks, instance, reason, sizeof reason))
+    if (!attune__vulkan_instance_create(overrides, instance, reason, sizeof reason))
         return attune__fail(ATTUNE_UNAVAILABLE, "vulkan:%u: %s", index, reason);
     attune__vulkan_physical *list = NULL;
     uint32_t count;
@@ -117,12 +117,12 @@ static attune_status find(const attune__host *host, const attune__vulkan_hooks *
     return status;
 }
 
-attune_status attune__vulkan_describe_with(const attune__host *host, const attune__vulkan_hooks *hooks, uint32_t index,
-                                           attune_device_info *info)
+attune_status attune__vulkan_describe_with(const attune__host *host, const attune__vulkan_overrides *overrides,
+                                           uint32_t index, attune_device_info *info)
 {
     attune__vulkan_instance instance;
     attune__vulkan_physical physical;
-    attune_status status = find(host, hooks, index, &instance, &physical);
+    attune_status status = find(host, overrides, index, &instance, &physical);
     if (status == ATTUNE_OK)
         *info = physical.info;
     attune__vulkan_instance_destroy(&instance);
@@ -217,10 +217,10 @@ static attune_status load_device(attune__vulkan_device *device)
     return missing ? attune__fail(ATTUNE_UNAVAILABLE, "the driver has no %s: update it", missing) : ATTUNE_OK;
 }
 
-static attune_status open_own(attune__vulkan_device *device, const attune__vulkan_hooks *hooks, uint32_t index)
+static attune_status open_own(attune__vulkan_device *device, const attune__vulkan_overrides *overrides, uint32_t index)
 {
     attune__vulkan_instance instance;
-    attune_status status = find(&device->base.host, hooks, index, &instance, &device->physical);
+    attune_status status = find(&device->base.host, overrides, index, &instance, &device->physical);
     device->vk = instance.vk;
     device->library = instance.library;
     device->instance = instance.handle;
@@ -233,15 +233,15 @@ static attune_status open_own(attune__vulkan_device *device, const attune__vulka
     ATTUNE__TRY(load_device(device));
     device->vk.GetDeviceQueue(device->handle, device->physical.family, 0, &device->queue.handle);
     device->queue.family = device->physical.family;
-    return finish_open(device, hooks && hooks->staging_only);
+    return finish_open(device, overrides && overrides->staging_only);
 }
 
-attune_status attune__vulkan_open_with(const attune__host *host, const attune__vulkan_hooks *hooks, uint32_t index,
-                                       attune_device **device)
+attune_status attune__vulkan_open_with(const attune__host *host, const attune__vulkan_overrides *overrides,
+                                       uint32_t index, attune_device **device)
 {
     attune__vulkan_device *made;
     ATTUNE__TRY(allocate(host, &made));
-    attune_status status = open_own(made, hooks, index);
+    attune_status status = open_own(made, overrides, index);
     if (status)
         device_close(&made->base);
     else

@@ -95,13 +95,14 @@ static bool create(attune__vulkan_instance *instance, PFN_vkGetInstanceProcAddr 
     return !missing;
 }
 
-bool attune__vulkan_instance_create(const attune__vulkan_hooks *hooks, attune__vulkan_instance *instance, char *reason,
-                                    size_t reason_size)
+bool attune__vulkan_instance_create(const attune__vulkan_overrides *overrides, attune__vulkan_instance *instance,
+                                    char *reason, size_t reason_size)
 {
     *instance = (attune__vulkan_instance){0};
-    PFN_vkGetInstanceProcAddr get = hooks ? hooks->get : NULL;
+    PFN_vkGetInstanceProcAddr get = overrides ? overrides->get : NULL;
     if (!get)
-        get = attune__vulkan_library_open(hooks ? hooks->library : NULL, &instance->library, reason, reason_size);
+        get =
+            attune__vulkan_library_open(overrides ? overrides->library : NULL, &instance->library, reason, reason_size);
     if (get && create(instance, get, reason, reason_size))
         return true;
     attune__vulkan_instance_destroy(instance);

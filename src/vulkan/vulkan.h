@@ -222,17 +222,17 @@ attune_status attune__vulkan_fail(attune__vulkan_device *device, VkResult result
 const char *attune__vulkan_result_string(VkResult result);
 
 /* For tests: another loader than libvulkan.so.1, every upload through staging. NULL or zero = as the table's open. */
-typedef struct attune__vulkan_hooks {
+typedef struct attune__vulkan_overrides {
     const char *library;
     PFN_vkGetInstanceProcAddr get; /* instead of the library's own */
     bool staging_only;
-} attune__vulkan_hooks;
-attune_status attune__vulkan_count_with(const attune__host *host, const attune__vulkan_hooks *hooks, uint32_t *count,
-                                        char *reason, size_t reason_size);
-attune_status attune__vulkan_describe_with(const attune__host *host, const attune__vulkan_hooks *hooks, uint32_t index,
-                                           attune_device_info *info);
-attune_status attune__vulkan_open_with(const attune__host *host, const attune__vulkan_hooks *hooks, uint32_t index,
-                                       attune_device **device);
+} attune__vulkan_overrides;
+attune_status attune__vulkan_count_with(const attune__host *host, const attune__vulkan_overrides *overrides,
+                                        uint32_t *count, char *reason, size_t reason_size);
+attune_status attune__vulkan_describe_with(const attune__host *host, const attune__vulkan_overrides *overrides,
+                                           uint32_t index, attune_device_info *info);
+attune_status attune__vulkan_open_with(const attune__host *host, const attune__vulkan_overrides *overrides,
+                                       uint32_t index, attune_device **device);
 
 /* The loader and an instance of it. */
 typedef struct attune__vulkan_instance {
@@ -243,8 +243,8 @@ typedef struct attune__vulkan_instance {
 } attune__vulkan_instance;
 
 /* False, with the reason, if there is no loader or it makes no instance. */
-bool attune__vulkan_instance_create(const attune__vulkan_hooks *hooks, attune__vulkan_instance *instance, char *reason,
-                                    size_t reason_size);
+bool attune__vulkan_instance_create(const attune__vulkan_overrides *overrides, attune__vulkan_instance *instance,
+                                    char *reason, size_t reason_size);
 /* The loader by its name, or another; NULL, with the reason. */
 PFN_vkGetInstanceProcAddr attune__vulkan_library_open(const char *name, void **library, char *reason,
                                                       size_t reason_size);

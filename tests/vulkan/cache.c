@@ -17,7 +17,7 @@
 
 typedef struct kitchen {
     char folder[64];
-    attune__vulkan_hooks hooks;
+    attune__vulkan_overrides overrides;
     attune_instance *instance;
     attune_device *device;
 } kitchen;
@@ -25,12 +25,12 @@ typedef struct kitchen {
 static void reopen(kitchen *k)
 {
     attune_device_destroy(k->device);
-    cr_assert_eq(open_with(k->instance, &k->hooks, &k->device), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(open_with(k->instance, &k->overrides, &k->device), ATTUNE_OK, "%s", attune_last_error());
 }
 
 static void kitchen_open(kitchen *k)
 {
-    *k = (kitchen){.hooks = {.get = fake_get()}};
+    *k = (kitchen){.overrides = {.get = fake_get()}};
     snprintf(k->folder, sizeof k->folder, "/tmp/attune-kitchen-XXXXXX");
     cr_assert_not_null(mkdtemp(k->folder));
     const attune_instance_desc desc = {.struct_size = sizeof desc, .cache_folder = k->folder};

@@ -122,16 +122,16 @@ Test(device, plans_that_never_run_leave_nothing)
 #endif
 
 /* A program whose loader has no driver, or a broken one, lists Vulkan as unavailable and goes on. */
-static void expect_unavailable(const attune__vulkan_hooks *hooks, const char *word)
+static void expect_unavailable(const attune__vulkan_overrides *overrides, const char *word)
 {
     attune_instance *instance = instance_or_fail();
     uint32_t count = 9;
     char reason[256] = "";
-    cr_expect_eq(attune__vulkan_count_with(&instance->host, hooks, &count, reason, sizeof reason), ATTUNE_OK);
+    cr_expect_eq(attune__vulkan_count_with(&instance->host, overrides, &count, reason, sizeof reason), ATTUNE_OK);
     cr_expect_eq(count, 0);
     cr_expect(strstr(reason, word), "\"%s\" has no \"%s\"", reason, word);
     attune_device *device = NULL;
-    cr_expect_eq(open_with(instance, hooks, &device), ATTUNE_UNAVAILABLE);
+    cr_expect_eq(open_with(instance, overrides, &device), ATTUNE_UNAVAILABLE);
     cr_expect_null(device);
     cr_assert_eq(attune_device_open(instance, "cpu", &device), ATTUNE_OK);
     attune_device_destroy(device);
@@ -140,13 +140,14 @@ static void expect_unavailable(const attune__vulkan_hooks *hooks, const char *wo
 
 Test(device, no_loader)
 {
-    expect_unavailable(&(attune__vulkan_hooks){.library = "libvulkan-that-is-not-here.so.1"}, "libvulkan-that-is-not");
-    expect_unavailable(&(attune__vulkan_hooks){.library = "libvulkan-that-is-not-here.so.1"}, "Debian: libvulkan1");
+    expect_unavailable(&(attune__vulkan_overrides){.library = "libvulkan-that-is-not-here.so.1"},
+                       "libvulkan-that-is-not");
+    expect_unavailable(&(attune__vulkan_overrides){.library = "libvulkan-that-is-not-here.so.1"}, "Debian: libvulkan1");
 }
 
 Test(device, a_library_that_is_no_loader)
 {
-    expect_unavailable(&(attune__vulkan_hooks){.library = "libm.so.6"}, "vkGetInstanceProcAddr");
+    expect_unavailable(&(attune__vulkan_overrides){.library = "libm.so.6"}, "vkGetInstanceProcAddr");
 }
 
 static void with_manifest(const char *text)
@@ -191,15 +192,16 @@ Test(device, a_manifest_without_its_driver)
                   "\"api_version\": \"1.3.230\"}}");
 }
 
-static void expect_refused(const attune__vulkan_hooks *hooks, const char *word)
+static void expect_refused(const attune__vulkan_overrides *overrides, const char *word)
 {
     attune_instance *instance = instance_or_fail();
     attune_device_info info = {.struct_size = sizeof info};
-    cr_assert_eq(attune__vulkan_describe_with(&instance->host, hooks, 0, &info), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(attune__vulkan_describe_with(&instance->host, overrides, 0, &info), ATTUNE_OK, "%s",
+                 attune_last_error());
     cr_expect(!info.available);
     cr_expect(strstr(info.reason, word), "\"%s\" has no \"%s\"", info.reason, word);
     attune_device *device;
-    cr_expect_eq(open_with(instance, hooks, &device), ATTUNE_UNAVAILABLE);
+    cr_expect_eq(open_with(instance, overrides, &device), ATTUNE_UNAVAILABLE);
     cr_expect(strstr(attune_last_error(), word), "%s", attune_last_error());
     /* Others go on. */
     cr_assert_eq(attune_device_open(instance, "vulkan", &device), ATTUNE_OK, "%s", attune_last_error());
@@ -210,44 +212,44 @@ static void expect_refused(const attune__vulkan_hooks *hooks, const char *word)
 
 Test(device, without_device_addresses)
 {
-    const attune__vulkan_hooks hooks = {.get = fake_get()};
+    const attune__vulkan_overrides overrides = {.get = fake_get()};
     fake.no_device_address = true;
-    expect_refused(&hooks, "bufferDeviceAddress");
+    expect_refused(&overrides, "bufferDeviceAddress");
 }
 
 Test(device, without_timeline_semaphores)
 {
-    const attune__vulkan_hooks hooks = {.get = fake_get()};
+    const attune__vulkan_overrides overrides = {.get = fake_get()};
     fake.no_timeline = true;
-    expect_refused(&hooks, "timelineSemaphore");
+    expect_refused(&overrides, "timelineSemaphore");
 }
 
 Test(device, of_an_old_version)
 {
-    const attune__vulkan_hooks hooks = {.get = fake_get()};
+    const attune__vulkan_overrides overrides = {.get = fake_get()};
     fake.old = true;
-    expect_refused(&hooks, "1.2");
+    expect_refused(&overrides, "1.2");
 }
 
 Test(device, listed_twice_is_one)
 {
-    const attune__vulkan_hooks hooks = {.get = fake_get()};
+    const attune__vulkan_overrides overrides = {.get = fake_get()};
     attune_instance *instance = instance_or_fail();
     uint32_t once = 0, twice = 0;
     char reason[256];
-    cr_assert_eq(attune__vulkan_count_with(&instance->host, &hooks, &once, reason, sizeof reason), ATTUNE_OK);
+    cr_assert_eq(attune__vulkan_count_with(&instance->host, &overrides, &once, reason, sizeof reason), ATTUNE_OK);
     fake.twice = true;
-    cr_assert_eq(attune__vulkan_count_with(&instance->host, &hooks, &twice, reason, sizeof reason), ATTUNE_OK);
+    cr_assert_eq(attune__vulkan_count_with(&instance->host, &overrides, &twice, reason, sizeof reason), ATTUNE_OK);
     cr_expect_eq(once, twice);
     attune_instance_destroy(instance);
 }
 
 Test(device, without_memory)
 {
-    const attune__vulkan_hooks hooks = {.get = fake_get()};
+    const attune__vulkan_overrides overrides = {.get = fake_get()};
     attune_instance *instance = instance_or_fail();
     attune_device *device;
-    cr_assert_eq(open_with(instance, &hooks, &device), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(open_with(instance, &overrides, &device), ATTUNE_OK, "%s", attune_last_error());
     fake.no_memory = true;
     /* More than a block: opening a device may have left one. */
     attune_buffer *buffer = NULL;
@@ -263,13 +265,13 @@ Test(device, without_memory)
 /* Lost: latched, said at once by every later call, safe to destroy, and other devices go on. */
 static void expect_lost(bool *loses)
 {
-    const attune__vulkan_hooks hooks = {.get = fake_get(), .staging_only = true};
+    const attune__vulkan_overrides overrides = {.get = fake_get(), .staging_only = true};
     attune_instance *instance = instance_or_fail();
     attune_device *device, *other;
     attune_buffer *buffer;
     char data[256] = {0};
     cr_assert_eq(attune_device_open(instance, "vulkan", &other), ATTUNE_OK, "%s", attune_last_error());
-    cr_assert_eq(open_with(instance, &hooks, &device), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(open_with(instance, &overrides, &device), ATTUNE_OK, "%s", attune_last_error());
     cr_assert_eq(attune_buffer_create(device, sizeof data, &buffer), ATTUNE_OK);
     cr_assert_eq(attune_buffer_write(buffer, 0, data, sizeof data), ATTUNE_OK);
     *loses = true;
@@ -301,7 +303,7 @@ Test(device, lost_while_waiting)
 /* Every object of Vulkan's that a device makes fails once; a sanitizer or the validation layer sees what is left. */
 Test(device, every_object_fails_in_turn)
 {
-    const attune__vulkan_hooks hooks = {.get = fake_get(), .staging_only = true};
+    const attune__vulkan_overrides overrides = {.get = fake_get(), .staging_only = true};
     static const struct {
         VkResult code;
         attune_status status;
@@ -317,7 +319,7 @@ Test(device, every_object_fails_in_turn)
         for (fake.fail_at = 1;; fake.fail_at++, failures++) {
             fake.created = 0;
             attune_device *device;
-            attune_status status = open_with(instance, &hooks, &device);
+            attune_status status = open_with(instance, &overrides, &device);
             if (status == ATTUNE_OK)
                 status = exercise(device);
             attune_device_destroy(device);
@@ -337,10 +339,10 @@ Test(device, every_object_fails_in_turn)
 /* A pipeline that the driver refuses names itself. */
 Test(device, a_kernel_is_refused)
 {
-    const attune__vulkan_hooks hooks = {.get = fake_get()};
+    const attune__vulkan_overrides overrides = {.get = fake_get()};
     attune_instance *instance = instance_or_fail();
     attune_device *device;
-    cr_assert_eq(open_with(instance, &hooks, &device), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(open_with(instance, &overrides, &device), ATTUNE_OK, "%s", attune_last_error());
     fake.fail_code = VK_ERROR_UNKNOWN;
     fake.created = 0;
     fake.fail_at = 3; /* module, layout, pipeline */
@@ -366,7 +368,7 @@ Test(device, every_host_allocation_fails_in_turn)
         attune_device *device = NULL;
         attune_status status = attune_instance_create(&desc, &instance);
         if (status == ATTUNE_OK)
-            status = open_with(instance, &(attune__vulkan_hooks){.staging_only = true}, &device);
+            status = open_with(instance, &(attune__vulkan_overrides){.staging_only = true}, &device);
         if (status == ATTUNE_OK)
             status = exercise(device);
         attune_device_destroy(device);

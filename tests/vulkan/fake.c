@@ -264,11 +264,11 @@ PFN_vkGetInstanceProcAddr fake_get(void)
     return get;
 }
 
-attune_status open_with(attune_instance *instance, const attune__vulkan_hooks *hooks, attune_device **device)
+attune_status open_with(attune_instance *instance, const attune__vulkan_overrides *overrides, attune_device **device)
 {
     attune_device *opened;
     *device = NULL;
-    attune_status status = attune__vulkan_open_with(&instance->host, hooks, 0, &opened);
+    attune_status status = attune__vulkan_open_with(&instance->host, overrides, 0, &opened);
     if (status)
         return status;
     attune__device_init(opened, instance);
@@ -282,7 +282,7 @@ attune_device *vulkan_or_skip(attune_instance *instance, bool staging_only)
     if (!staging_only)
         return device;
     attune_device_destroy(device);
-    const attune__vulkan_hooks hooks = {.staging_only = true};
-    cr_assert_eq(open_with(instance, &hooks, &device), ATTUNE_OK, "%s", attune_last_error());
+    const attune__vulkan_overrides overrides = {.staging_only = true};
+    cr_assert_eq(open_with(instance, &overrides, &device), ATTUNE_OK, "%s", attune_last_error());
     return device;
 }

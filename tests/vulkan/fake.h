@@ -39,8 +39,8 @@ void fake_instance_destroy(void);
 /* The layer's vkGetInstanceProcAddr; skips the test if there is no loader. */
 PFN_vkGetInstanceProcAddr fake_get(void);
 
-/* Opens the index-th device, with the hooks, as attune_device_open would. */
-attune_status open_with(attune_instance *instance, const attune__vulkan_hooks *hooks, attune_device **device);
+/* Opens the index-th device, with the overrides, as attune_device_open would. */
+attune_status open_with(attune_instance *instance, const attune__vulkan_overrides *overrides, attune_device **device);
 
 /* Skips unless there is a device of ours to test with. */
 attune_device *vulkan_or_skip(attune_instance *instance, bool staging_only);

@@ -73,12 +73,12 @@ static void work_destroy(work *w)
 /* A device that is lost in the middle of attention; another one, and what was made of the lost one, are safe. */
 static void expect_lost(bool *loses, bool at_wait)
 {
-    const attune__vulkan_hooks hooks = {.get = fake_get()};
+    const attune__vulkan_overrides overrides = {.get = fake_get()};
     attune_instance *instance;
     attune_device *device, *other;
     work lost, good;
     cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
-    cr_assert_eq(open_with(instance, &hooks, &device), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(open_with(instance, &overrides, &device), ATTUNE_OK, "%s", attune_last_error());
     cr_assert_eq(attune_device_open(instance, "vulkan", &other), ATTUNE_OK, "%s", attune_last_error());
     cr_assert_eq(work_create(instance, device, &lost), ATTUNE_OK, "%s", attune_last_error());
     cr_assert_eq(work_create(instance, other, &good), ATTUNE_OK, "%s", attune_last_error());
@@ -117,11 +117,11 @@ Test(vulkan_faults, lost_before_the_end)
 /* Memory ends at every object that attention makes: a status, no leak, and the device goes on. */
 Test(vulkan_faults, memory_ends_at_every_object)
 {
-    const attune__vulkan_hooks hooks = {.get = fake_get()};
+    const attune__vulkan_overrides overrides = {.get = fake_get()};
     attune_instance *instance;
     attune_device *device;
     cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
-    cr_assert_eq(open_with(instance, &hooks, &device), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(open_with(instance, &overrides, &device), ATTUNE_OK, "%s", attune_last_error());
     fake.fail_code = VK_ERROR_OUT_OF_DEVICE_MEMORY;
     long failures = 0;
     for (fake.fail_at = 1;; fake.fail_at++, failures++) {
