@@ -293,7 +293,7 @@ __device__ __forceinline__ void store_dk_dv(const attune_cuda_arguments &a, cons
         *(volatile int *)g.redo = 1;
 }
 
-/* What a thread computes: its warp group, its key in the tile and in all, and its columns of S and dP. */
+/* The work of a thread: its warp group, its key in the tile and in all, and its columns of S and dP. */
 struct thread_place {
     int group, key, kv;
     u32 s, d_p;

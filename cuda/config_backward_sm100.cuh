@@ -19,7 +19,7 @@ struct backward_config {
     static constexpr int STEPS_M = BLOCK_M / 16, STEPS_N = BLOCK_N / 16;
     static constexpr int WIDTH_D = round_up(HEAD_DIM, 16), WIDTH_DV = round_up(HEAD_DIM_V, 16);
 
-    /* What the shared files ask: no clusters, tail tiles are not split, a thread of the warps that add dQ has a row. */
+    /* For files shared with sm90: no clusters, no split tail tiles, a thread of the warps that add dQ has a row. */
     static constexpr bool ORDERED = config::DETERMINISTIC, PAIRED = false, SPLIT_TAIL = false, ROUND_DQ = true;
     static constexpr bool DQ_ATOMIC = false, DQ_TRANSPOSED = false, DQ_SPLIT_ROWS = false, DQ_THREAD_ROWS = true;
     static constexpr int DQ_WIDTH = WIDTH_D;

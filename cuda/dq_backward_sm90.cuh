@@ -18,7 +18,7 @@
 
 #include "layout_backward_sm90.cuh"
 
-/* What a tile of keys counts: one for each warp group of which a thread adds its fragments, or for each warp. */
+/* The counts of a tile of keys: one for each warp group of which a thread adds its fragments, or for each warp. */
 constexpr int PLANE_SHARES = backward::DQ_GROUPS * (backward::DQ_ATOMIC ? 4 : 1) * config::CLUSTER;
 
 /* One share of a tile of keys is in the sums. The split of a tail tile counts as such; other tiles as all splits. */

@@ -137,7 +137,7 @@ __device__ __forceinline__ void multiply(sm100_control &c, u32 memory)
 
 constexpr float RESCALE_THRESHOLD_LOG2 = 8.0f;
 
-/* What a softmax thread knows of its row. Warps converge where rows differ, before they access tensor memory. */
+/* The state of a softmax thread's row. Warps converge where rows differ, before they access tensor memory. */
 struct row_state {
     float row_max, row_sum;
 };

@@ -57,7 +57,7 @@ typedef struct attune_run {
     uint32_t rank; /* that has them */
 } attune_run;
 
-/* What each rank has, and what it needs of others. */
+/* The rows and keys of each rank, and the keys that it needs of others. */
 typedef struct attune_partition attune_partition;
 
 /*
@@ -87,7 +87,7 @@ typedef enum attune_run_kind {
 ATTUNE_API attune_status attune_partition_runs(const attune_partition *partition, uint32_t rank, attune_run_kind kind,
                                                const attune_run **runs, uint32_t *count);
 
-/* What a partition achieves. */
+/* Balance and traffic of a partition. */
 typedef struct attune_partition_stats {
     uint32_t struct_size;
     uint32_t ranks;

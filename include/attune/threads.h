@@ -18,7 +18,7 @@ extern "C" {
 
 struct attune_threads;
 
-/* What one rank gives the others in the present call. */
+/* One rank's messages in the present call, for the others to read. */
 typedef struct attune_threads_rank {
     struct attune_threads *group;
     uint32_t rank;

@@ -5,7 +5,7 @@
 
 #include "arguments.h"
 
-/* What a call has, and how its numbers are laid out. */
+/* Flags: the tensors of a call, and how its numbers are laid out. */
 #define ATTUNE_OPENCL_APPEND_Q            1u
 #define ATTUNE_OPENCL_APPEND_V            2u
 #define ATTUNE_OPENCL_APPEND_SLOTS        4u

@@ -99,7 +99,7 @@ typedef struct attune_opencl_sums {
 
 #define ATTUNE_OPENCL_SYMBOLS 16 /* ATTUNE_EXPR_MAX_SYMBOLS */
 
-/* What the function of an expression reads, by symbol. */
+/* The inputs of an expression's function, by symbol. */
 typedef struct attune_opencl_table {
     ATTUNE_INT q_len, kv_len, group; /* group: heads for each key head */
     ATTUNE_INT b0, h0, q0;           /* added to the indices of a pair */

@@ -10,7 +10,7 @@
 
 #define GROUP 64u /* sequences whose items are numbered at once */
 
-/* What the lengths of sequences are read from, and the parts that they have. */
+/* The arrays with the lengths of sequences, and the size of their parts. */
 typedef struct division {
     const attune_opencl_schedule *args;
     __global const uchar *q_start, *kv_lens, *kv_first, *count, *pages, *pages_start;

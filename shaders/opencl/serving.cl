@@ -15,7 +15,7 @@
 
 ATTUNE_EXP2(exp2_row, float, int, as_float, as_int)
 
-/* What a workgroup computes: a tile, or a part of its keys. */
+/* The work of a workgroup: a tile, or a part of its keys. */
 typedef struct work_item {
     uint tile, slot, first_key, end_key;
     int is_there;

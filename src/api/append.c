@@ -2,7 +2,7 @@
 /* New rows of a cache: checks what the host can know. */
 #include "api/api.h"
 
-/* What the checks share. */
+/* A call and the part of it that is checked. */
 typedef struct append {
     const attune_plan *plan;
     const attune_append_args *args;

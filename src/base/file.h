@@ -77,7 +77,7 @@ void attune__file_withdraw(attune__file *f);
 /* Closes the files, and removes those that were not committed. May be called more than once. */
 void attune__file_drop(attune__file *f);
 
-/* What an errno says, in words. */
+/* The message of an errno. */
 void attune__file_reason(int error, char reason[ATTUNE__FILE_REASON]);
 
 #endif

@@ -142,7 +142,7 @@ void attune__cpu_store(char *at, attune_dtype dtype, double value);
 attune__cpu_sequence attune__cpu_sequence_at(const attune__forward *call, int64_t b);
 /* Fills run->schedule. */
 void attune__cpu_schedule_fill(attune__cpu_run *run);
-/* What schedule->key has for this call. */
+/* schedule->key of this call. */
 uint64_t attune__cpu_schedule_key(const attune__cpu_run *run);
 /* The group of an item, which becomes its index in the group. */
 const attune__cpu_group *attune__cpu_schedule_find(const attune__cpu_run *run, int64_t *index);

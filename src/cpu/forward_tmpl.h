@@ -313,7 +313,7 @@ static void accumulate(const attune__cpu_run *run, const item *it, const state *
     }
 }
 
-/* What st->q has: nothing yet, Q in REAL, Q packed for products of 16-bit matrices. */
+/* The contents of st->q: nothing yet, Q in REAL, Q packed for products of 16-bit matrices. */
 typedef enum form { FORM_NONE, FORM_REAL, FORM_PACKED } form;
 
 static void load_q_once(const attune__cpu_run *run, const item *it, const state *st, form *held)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the kernels in NEON share. */
+/* Loads, stores and conversions of the kernels in NEON. */
 #ifndef ATTUNE_CPU_NEON_H
 #define ATTUNE_CPU_NEON_H
 

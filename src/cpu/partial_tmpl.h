@@ -51,7 +51,7 @@ static span matrix_span(const state *st, size_t r, size_t rows, const attune__kv
                   (spans[count - 1].end + ATTUNE__BLOCK_K - 1) / ATTUNE__BLOCK_K * ATTUNE__BLOCK_K};
 }
 
-/* What the product of 16-bit matrices costs, in pairs of cells. */
+/* The cost of the product of 16-bit matrices, in pairs of cells. */
 static size_t matrix_cost(const item *it, const state *st, const attune__kv_tile *tile)
 {
     size_t pairs = 0;

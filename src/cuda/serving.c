@@ -98,7 +98,7 @@ static int64_t most_tiles(const attune__forward *call, int64_t block_m)
     return call->serving->packed && all < each * call->batch ? all : each * call->batch;
 }
 
-/* What the schedule depends on besides the lengths. */
+/* A schedule depends on these besides the lengths. */
 static int key_of(const attune__cuda_program *program, const attune__forward *call)
 {
     const int64_t all[] = {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What calls over several ranks have in common: checks, messages, symbols and merges. Nothing here allocates. */
+/* Both directions of calls over several ranks: checks, messages, symbols and merges. Nothing here allocates. */
 #include "distributed/distributed.h"
 
 #include <string.h>

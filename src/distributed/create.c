@@ -268,7 +268,7 @@ static void lay_out(attune_distributed *d)
 
 /* -------------------------------------------------------------------------------------------------------- agreement */
 
-/* What ranks tell one another. */
+/* Gathered from every rank: all must agree. */
 typedef struct agreement {
     uint64_t hash[2];
     uint64_t status; /* attune_status of the preparation */

@@ -382,7 +382,7 @@ static attune_status check(call *c)
         if (c->lse.buffer)
             ATTUNE__TRY(check_rows(c, "lse", attune__shape_real(s), 0, true, &c->lse));
     }
-    /* What the symbols of the score expression are bound to. */
+    /* The symbols of the score expression are bound to these. */
     d->kv_len = c->kv_len;
     d->parts[ATTUNE__OWN].keys = keys;
     return ATTUNE_OK;

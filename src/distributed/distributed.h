@@ -223,7 +223,7 @@ attune_status attune__distributed_make_messages(attune_distributed *d, size_t co
 /* Prepares the sums of gradients over several ranks, after the messages. */
 attune_status attune__distributed_make_sums(attune_distributed *d, const attune_expr *score);
 
-/* What calls of both directions have in common. */
+/* The arguments that calls of both directions have. */
 typedef struct attune__distributed_call {
     attune_distributed *d;
     attune_queue *queue;

@@ -495,7 +495,7 @@ attune_status attune__expr_ctext(const attune_expr *expr, const char *function_n
 /* ------------------------------------------------------------------------------------------------------------- C99 */
 
 static const char prelude[] =
-    "/* What the function below calls, in C99. Compile with -ffp-contract=off. */\n"
+    "/* Functions that the one below calls, in C99. Compile with -ffp-contract=off. */\n"
     "#include <math.h>\n"
     "#include <stdint.h>\n"
     "#include <string.h>\n"

@@ -227,7 +227,7 @@ void attune__expr_mask_row(const attune_expr *expr, const attune__bindings *bind
 
 /* ------------------------------------------------------------------------------------------------------------ tiles */
 
-/* What a node of a mask depends on in a tile. */
+/* The indices of a tile on which a node of a mask depends. */
 typedef enum dependence {
     ON_NEITHER,  /* a value for the tile */
     ON_ROW,      /* q: a value for each row */

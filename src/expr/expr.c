@@ -337,7 +337,7 @@ attune_status attune__expr_ragged(const attune_allocator *allocator, const attun
 /* --------------------------------------------------------------------------------------------------------- gathering
  */
 
-/* What replaces a variable: a parameter, or for q and kv an element of a capture. */
+/* The replacement of a variable: a parameter, or for q and kv an element of a capture. */
 typedef struct replacement {
     const char *name;
     attune__var var;

@@ -36,7 +36,7 @@ static void limit_by_capture(const attune_expr *expr, uint32_t symbol, const att
     for (uint32_t d = 0; d < old->rank; d++) {
         if (array->size[d] == old->size[d])
             continue;
-        /* What was out of range, and 0, may be in range now: at other indices than q and kv, at any pair. */
+        /* An element that was out of range, and 0, may be in range now: at other indices than q and kv, at any pair. */
         const uint16_t on_q = 1u << ATTUNE__VAR_Q, on_kv = 1u << ATTUNE__VAR_KV;
         if (array->size[d] < old->size[d] || !attune__reads_only(expr, symbol, d, on_q | on_kv)) {
             *q = *kv = 0;

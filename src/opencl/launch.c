@@ -164,7 +164,7 @@ static void launch_all(run *r, const attune__opencl_kernel *kernel, uint64_t cou
     }
 }
 
-/* What the kernels read besides their arguments, to the workspace. */
+/* Copies to the workspace what the kernels read besides their arguments. */
 static void copy_tables(const run *r, attune__opencl_call *commands)
 {
     const attune__opencl_program *program = r->program;

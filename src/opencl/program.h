@@ -154,7 +154,7 @@ void attune__opencl_set_captures(attune__opencl_setter *setter, const attune_exp
 
 /* ------------------------------------------------------------------------------------------------------- serving.c */
 
-/* What a call over a cache reads besides, without the tables of the expressions. */
+/* Fills the cache's and the batch's part of the arguments, without the tables of the expressions. */
 void attune__opencl_serving_describe(const attune__forward *call, attune_opencl_cache *cache);
 /* The arguments after attune__opencl_set_forward's; NULL: of the launch with nothing to do. */
 void attune__opencl_serving_set(attune__opencl_setter *setter, const attune__serving *serving,

@@ -62,7 +62,7 @@ typedef struct attune__search {
     attune__pass pass;
 } attune__search;
 
-/* What kernels read beside f64: dense keys and values, and those of a cache. */
+/* Types of keys and values besides f64: of dense ones, and of a cache. */
 #define ATTUNE__DENSE_DTYPES (1u << ATTUNE_F32 | 1u << ATTUNE_F16 | 1u << ATTUNE_BF16)
 #define ATTUNE__CACHE_DTYPES                                                                                           \
     (ATTUNE__DENSE_DTYPES | 1u << ATTUNE_F8E4M3 | 1u << ATTUNE_F8E5M2 | 1u << ATTUNE_I8 | 1u << ATTUNE_Q8_0 |          \

@@ -370,7 +370,7 @@ const char *attune__backward_matrix_layout_make(uint32_t outer_rows, uint32_t in
     l.SUM_STRIDE = matrix.n / 4 + 1;
     l.SUM_OFFSET = end;
     end += l.SPLIT_DEPTH ? warps * 2 * l.S_COUNT * matrix.m * l.SUM_STRIDE : 0;
-    /* What is held passes through it before the first tile. */
+    /* Held operands pass through it before the first tile. */
     l.MEMORY_SIZE = most(end, outer_rows * most(l.HOLD_A ? l.B_STRIDE : 0, l.HOLD_A2 ? l.B2_STRIDE : 0));
     /* X and Y are stored in as few chunks as shared memory holds. */
     for (l.OUT_CHUNK = most(l.X_TILES, l.Y_TILES);; l.OUT_CHUNK = (l.OUT_CHUNK + 1) / 2) {
