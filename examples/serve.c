@@ -468,7 +468,7 @@ typedef struct settings {
 /* K_ROWS and V_ROWS: the keys and values of a step, before they are in the cache. */
 enum { Q, O, K_ROWS, V_ROWS, K, V, K_SCALE, V_SCALE, COSINE, SINE, TABLE, START, LENGTH, WORK, BUFFERS };
 
-/* What the keys and values are kept in, and how far logits may be from those of a cache that keeps them exactly, of the
+/* The types of the cache, and how far logits may be from those of a cache that keeps them exactly, of the
  * largest logit. */
 static const struct {
     attune_dtype dtype;

@@ -122,7 +122,7 @@ static state make_state(attune_device *device, const attune_run *runs, uint32_t 
             s.positions[row] = p;
             for (int64_t c = 0; c < WIDTH; c++) {
                 s.x[row * WIDTH + c] = number(1, p, c);
-                /* What the position before had, if it is of the same document. */
+                /* The element of the position before, if it is of the same document. */
                 s.target[row * WIDTH + c] = p && document_of(p) == document_of(p - 1) ? number(1, p - 1, c) : 0;
             }
         }

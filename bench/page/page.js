@@ -347,7 +347,7 @@ function workloads() {
     if (!merged.has(key)) merged.set(key, { title: key, groups: [] });
     merged.get(key).groups.push(group);
   }
-  /* What has peers in the same run comes first, then devices, the host and masks. */
+  /* Rows with peers in the same run come first, then devices, the host and masks. */
   const rank = ({ groups: parts }) => { const rows = parts.flatMap(part => part.rows); return rows.some(row => PEERS[row.device]) ? 0 : rows.every(row => row.kind === 'mask') ? 3 : rows.some(row => row.device === 'cpu') ? 2 : 1; };
   for (const { title, groups: parts } of [...merged.values()].sort((a, b) => rank(a) - rank(b))) {
     const rows = parts.flatMap(part => part.rows);

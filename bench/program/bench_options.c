@@ -73,7 +73,7 @@ static bool parse_ranks(const char *text, uint32_t *ranks)
     return true;
 }
 
-/* What several ranks do not have. */
+/* Options that rows of several ranks do not have are refused. */
 static bool check_ranks(const bench_options *o, bool layout)
 {
     if (!o->ranks)

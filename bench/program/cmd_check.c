@@ -96,7 +96,7 @@ static bool compare_file(const char *name, const char *device, const char *field
     return ok;
 }
 
-/* What is checked now, and what was found until now. */
+/* The present problem, and the results so far. */
 static void show_progress(check_options *o, const char *name, const char *device, attune_dtype dtype)
 {
     uint32_t done = 0;

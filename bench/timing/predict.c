@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What the computation reads, and the rank of each block of rows and of keys. */
+/* The input, and the rank of each block of rows and of keys. */
 typedef struct predictor {
     const attune_partition *partition;
     attune_mask_lists lists;

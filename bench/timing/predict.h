@@ -6,7 +6,7 @@
 
 #include <attune/distributed.h>
 
-/* What a rank computes and sends with. All ranks have the same. */
+/* The speed of a rank and of its link, the same for all ranks. */
 typedef struct predict_machine {
     double flops;    /* FLOP/s of the kernel, of the pairs in blocks that it computes */
     double link;     /* bytes/s of a rank, to all others together and from them at the same time */

@@ -39,7 +39,7 @@ void row_describe_plan(const attune_plan *plan, report_row *row);
 bool row_result_create(reference_result *r, int64_t rows, int64_t dim);
 void row_result_free(reference_result *r);
 
-/* What ended a measurement that has no time. */
+/* Records why a measurement has no time. */
 void row_finish(report_row *row, bool good, const char *what, attune_status status);
 
 #endif

@@ -11,7 +11,7 @@
 
 _Static_assert(ROW_RANKS == MOST_RANKS, "row.h says how many ranks there may be");
 
-/* What all ranks compute: the same for any number of them. */
+/* The problem of all ranks: the same for any number of them. */
 typedef struct ranks_work {
     const ranks_setup *setup;
     const row_options *options;

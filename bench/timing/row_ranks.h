@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What rows of several ranks have in common, whatever the ranks are. */
+/* Rows of several ranks, whether they are threads or processes. */
 #ifndef BENCH_TIMING_ROW_RANKS_H
 #define BENCH_TIMING_ROW_RANKS_H
 

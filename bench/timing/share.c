@@ -134,7 +134,7 @@ static attune_status make_arguments(attune_device *device, const attune_partitio
     return status;
 }
 
-/* What backward has more: f32 gradients of captures, and LSE. */
+/* Backward also has f32 gradients of captures, and LSE. */
 static attune_status make_gradients(attune_device *device, const attention *a, const share_gradients *g, share *s)
 {
     attune_backward_args *b = &s->back;

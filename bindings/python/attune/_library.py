@@ -131,7 +131,7 @@ def field_names(kind: Any) -> list[str]:
 
 
 def text(write: Callable[[Any, int, Any], int]) -> str:
-    """What a function that takes (buffer, size, needed) writes."""
+    """The text that a function which takes (buffer, size, needed) writes."""
     needed = ctypes.c_size_t()
     check(write(None, 0, ctypes.byref(needed)))
     buffer = ctypes.create_string_buffer(needed.value)

@@ -93,7 +93,7 @@ class Model(nn.Module):
 
 
 class Run:
-    """What a run needs: sizes, and the loss of one step."""
+    """The sizes of a run, and the loss of one step."""
 
     def __init__(self, options, text, compiled_flex):
         self.text, self.flex, self.options = text, compiled_flex, options

@@ -207,7 +207,7 @@ def test_pictures():
     assert (width, height) == (16, 8) and len(pixels) == 3 * width * height
     assert pixels[3 * width * 1 :][:3].hex() == _picture.FULL and pixels[:3].hex() == _picture.PARTIAL
     assert f'fill="#{_picture.FULL}"' in picture and f'fill="#{_picture.PARTIAL}"' in picture
-    # What is drawn stays inside the plane, whose last blocks are not whole.
+    # Cells stay inside the plane, whose last blocks are not whole.
     namespace = "{http://www.w3.org/2000/svg}"
     *cells, frame = [{k: float(x.get(k) or 0) for k in ("x", "y", "width", "height")} for x in root.find(f"{namespace}g").iter(f"{namespace}rect")]
     assert all(c["x"] + c["width"] < frame["width"] + 0.1 and c["y"] + c["height"] < frame["height"] + 0.1 for c in cells)

@@ -150,7 +150,7 @@ def _contents(tensor: Tensor) -> Hashable:
 
 @dataclasses.dataclass(frozen=True)
 class Signature:
-    """What follows from everything but the elements of the tensors and the parameters' values."""
+    """A plan's key: everything but the elements of the tensors and the parameters' values."""
 
     score: Optional[Expr]
     mask: Optional[Expr]
