@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What serving calls refuse, and what they promise beside values. */
+/* Serving calls: their refusals, and their promises beside values. */
 #include <criterion/criterion.h>
 #include <math.h>
 #include <string.h>
@@ -287,7 +287,7 @@ Test(serving, arguments)
     served_destroy(&s);
 }
 
-/* What only the device knows: the memory is the caller's, so that a wrong address is outside of an array. */
+/* Faults that only the device can find: the memory is the caller's, so that a wrong address is outside of an array. */
 Test(serving, contents)
 {
     static served s;
@@ -428,7 +428,7 @@ Test(serving, quantised)
     served_destroy(&s);
 }
 
-/* What attune_append refuses, and what only the device knows. */
+/* Refusals of attune_append, and faults that only the device can find. */
 Test(serving, append)
 {
     static served s;

@@ -5,7 +5,7 @@
 
 #include "tests/oracle/array.h"
 
-/* What program_run has read. */
+/* The output that program_run has read. */
 extern char program_output[1 << 16];
 
 /* Of a suite: each test has an empty folder of its own. */

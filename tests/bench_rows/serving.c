@@ -83,7 +83,7 @@ Test(serving, batches_are_what_the_table_says)
             cr_assert(users[j] == 1 || users[j] == serving_sequences(&s));
             cr_assert(j + 1 < pages || w.groups[0].sequences == 1 || shared == w.prefix / page);
         }
-        /* What is counted as work, one pair at a time. */
+        /* The work is counted again, one pair at a time. */
         for (uint32_t kind = 0; kind < serving_kinds(&w); kind++)
             for (int64_t b = 0; b < serving_sequences(&s); b++)
                 for (int64_t row = 0; row < serving_rows(&s, b); row++)

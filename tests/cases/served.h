@@ -45,7 +45,7 @@ typedef struct served {
     int64_t sequences, live, tokens, most_rows, most_keys;
     int64_t q_len[SEQUENCES_MAX], kv_len[SEQUENCES_MAX], first[SEQUENCES_MAX], row0[SEQUENCES_MAX];
     int64_t entry0[SEQUENCES_MAX + 1]; /* of the block table, as one list */
-    /* What a cache holds of each sequence, [kv_heads][keys]: rows as bytes, and factors; k and v are their values. */
+    /* The cache of each sequence, [kv_heads][keys]: rows as bytes, and factors; k and v are their values. */
     unsigned char *k_bytes[SEQUENCES_MAX], *v_bytes[SEQUENCES_MAX];
     float *k_scale[SEQUENCES_MAX], *v_scale[SEQUENCES_MAX];
     array q, k[SEQUENCES_MAX], v[SEQUENCES_MAX], sinks, slope, depth, tree;

@@ -389,7 +389,7 @@ Test(cuda_driver, a_single_head_is_aligned)
     attune_instance_destroy(instance);
 }
 
-/* What bounds a call over a cache is its rows and keys, and not the longest sequence times the batch. Nothing reads the
+/* A call over a cache is bounded by its rows and keys, not by the longest sequence times the batch. Nothing reads the
  * memory. */
 Test(cuda_driver, limits_of_calls_over_a_cache)
 {

@@ -30,7 +30,7 @@ static void compare_single(const sharing *s)
                          .o = &o,
                          .lse = &lse,
                          .gradients = &single};
-    /* What attention_forward has. */
+    /* attention_forward takes no others. */
     if (s->c->partial || !s->a->mask || s->a->sinks.data)
         return;
     cr_assert_eq(attention_forward(s->instance, s->device, s->a, &run), ATTUNE_OK, "%s", attune_last_error());

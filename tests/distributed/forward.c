@@ -28,7 +28,7 @@ static void compare_single(const sharing *s)
                          .mask_kv_block = s->c->kv_block ? s->c->kv_block : 16,
                          .o = &o,
                          .lse = &lse};
-    /* What attention_forward has. */
+    /* attention_forward takes no others. */
     if (s->c->partial || !s->a->mask || s->a->sinks.data)
         return;
     cr_assert_eq(attention_forward(s->instance, s->device, s->a, &run), ATTUNE_OK, "%s", attune_last_error());
@@ -128,7 +128,7 @@ Test(distributed_forward, a_rank_fails, .timeout = 60)
             cr_expect_neq(s.status[r], ATTUNE_OK, "fault %zu, rank %u", i, r);
             if (r == faults[i].rank)
                 cr_expect(s.status[r] == ATTUNE_IO && strstr(s.message[r], name), "%s", s.message[r]);
-            /* What made the callback fail. */
+            /* The message is that of the failed callback. */
             if (r == faults[i].rank)
                 cr_expect(!strstr(s.message[r], ": buffer is NULL") == !faults[i].exchange, "%s", s.message[r]);
         }

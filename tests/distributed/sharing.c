@@ -180,7 +180,7 @@ static uint64_t workspace_size(const rank_data *r)
     return forward > backward ? forward : backward;
 }
 
-/* What backward has more. d_k and d_v have the other layout. */
+/* Tensors of backward alone. d_k and d_v have the other layout. */
 static bool place_gradients(const sharing *s, attune_device *device, rank_data *r)
 {
     const attention *a = s->a;
@@ -328,7 +328,7 @@ static attune_status repeat(sharing *s, uint32_t rank, rank_data *r, bool backwa
     return status;
 }
 
-/* What all ranks have alike. A further call adds as much again to gradients of captures, which is exact. */
+/* Sums that are equal on all ranks. A further call adds as much again to gradients of captures, which is exact. */
 static attune_status check_shared(sharing *s, uint32_t rank, rank_data *r)
 {
     uint64_t hash = hash_bytes(1, &r->d_sinks);

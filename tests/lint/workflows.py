@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""What the workflows of .github name exists, since nothing here runs them: scripts and paths, verbs and legs of ./dev, options of
+"""All that the workflows of .github name exists, since nothing here runs them: scripts and paths, verbs and legs of ./dev, options of
 meson, jobs that are waited for. Actions are pinned by a commit, with the version beside it.
     workflows.py SOURCE"""
 import pathlib
@@ -16,7 +16,7 @@ built_in = {'werror', 'buildtype', 'b_sanitize', 'default_library'}
 
 
 def faults(text):
-    """What is wrong with a workflow."""
+    """The faults of a workflow."""
     jobs = set(re.findall(r'^  ([\w-]+):$', text.partition('\njobs:\n')[2], re.M))
     matrix = [word.strip() for line in re.findall(r'^ +leg: \[(.*)\]$', text, re.M) for word in line.split(',')]
     for what in re.findall(r'^ +- uses: (.*)$', text, re.M):

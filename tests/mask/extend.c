@@ -91,7 +91,7 @@ Test(mask_extend, random_2)
     random_growth(2, 1500);
 }
 
-/* What was out of the range of a capture, and 0, comes into range. */
+/* An element out of a capture's range, and 0, comes into range. */
 Test(mask_extend, indices_that_come_into_range)
 {
     static int32_t ids[300];

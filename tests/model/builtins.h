@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What NVRTC declares by itself: qualifiers, special registers, vector types, and CUDA's functions of a thread or warp.
+/* Declared by NVRTC itself: qualifiers, special registers, vector types, and CUDA's functions of a thread or warp.
  * The model's compiler includes it before a kernel's source. */
 #ifndef TESTS_MODEL_BUILTINS_H
 #define TESTS_MODEL_BUILTINS_H

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What the lanes of a warp compute together, once all have come. */
+/* Functions that the lanes of a warp compute together, once all have come. */
 #include <math.h>
 #include <string.h>
 

@@ -67,7 +67,7 @@ void model_copy_wait(int pending)
         complete(me, me->groups - (uint64_t)pending);
 }
 
-/* What is in flight when a thread ends still completes. */
+/* Copies in flight when a thread ends still complete. */
 void model_copies_end(thread *t)
 {
     complete(t, UINT64_MAX);

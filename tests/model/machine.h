@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What a kernel that the host's compiler compiled calls: the machine. C and C++ both read it. Threads of a CTA are
- * fibers of one thread of the host, and a function here may switch to another fiber before it returns.
+ * The machine, whose functions a kernel calls that the host's compiler compiled. C and C++ both read it. Threads of a
+ * CTA are fibers of one thread of the host, and a function here may switch to another fiber before it returns.
  */
 #ifndef TESTS_MODEL_MACHINE_H
 #define TESTS_MODEL_MACHINE_H
@@ -113,7 +113,7 @@ typedef struct model_machine {
     void (*spin)(void);
 } model_machine;
 
-/* What the kernel's library defines. */
+/* Defined by the kernel's library. */
 typedef struct model_kernel_library {
     model_machine *machine;
     model_index *thread, *block, *grid, *dimensions;

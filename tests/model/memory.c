@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What accesses may see. For shared memory: FastTrack's happens-before with vector clocks (Flanagan and Freund, 2009),
+ * Checks of accesses. For shared memory: FastTrack's happens-before with vector clocks (Flanagan and Freund, 2009),
  * by threads and words of four bytes; bytes that nobody has written; copies that nobody has waited for; bounds. For
  * global memory bounds alone.
  */

@@ -19,7 +19,7 @@
 #define MODEL_READERS   (MODEL_THREADS / 32 + MODEL_ADDERS)
 
 /*
- * What acts in a CTA has a clock each: first its threads; then what reads shared memory asynchronously, the warps'
+ * Each agent of a CTA has a clock: first its threads; then those that read shared memory asynchronously, the warps'
  * wgmmas or tcgen05.mmas and the threads' bulk additions; then its mbarriers, in whose name TMA writes. A vector of
  * clocks has those of all CTAs of the cluster, then the same of what generic stores are ordered before the asynchronous
  * proxy, and on devices with tensor memory of what tcgen05.fence::before_thread_sync has ordered.
@@ -59,7 +59,7 @@ typedef struct thread {
     uint32_t transfers; /* tcgen05.ld and st that it has not waited for */
 } thread;
 
-/* What may be wrong with an access. */
+/* A fault of an access. */
 typedef struct finding {
     enum { FOUND_NOTHING, FOUND_WRITE, FOUND_READ, FOUND_COPY, FOUND_BULK, FOUND_UNFENCED, FOUND_UNWRITTEN } kind;
     uint32_t address;
@@ -122,7 +122,7 @@ typedef struct mbarrier {
     uint32_t arrived[MODEL_CLOCK_WORDS], published[MODEL_CLOCK_WORDS];
 } mbarrier;
 
-/* What is known of four bytes of shared memory. */
+/* The state of four bytes of shared memory. */
 typedef struct cell {
     uint32_t write_clock, read_clock;
     uint16_t writer, reader; /* agents; NOBODY, or reader MANY */

@@ -495,7 +495,7 @@ static void check_faults(const model_case *some, size_t count)
     }
 }
 
-/* What the whole suite has time for. */
+/* The whole suite has time for these. */
 Test(model, sample)
 {
     check_cases(cases, 0, 1);

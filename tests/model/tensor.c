@@ -108,7 +108,7 @@ static tensor_cell *cell_at(const char *what, uint32_t lane, uint32_t column, vo
     return &cells[lane][column];
 }
 
-/* What is ordered before the thread's accesses to tensor memory: its own, and what fences order. */
+/* Whether an access is ordered before the thread's to tensor memory: its own are, and those that fences order. */
 static bool known(const thread *t, int agent, uint32_t clock)
 {
     return agent == t->agent || t->ordered[agent] >= clock;

@@ -156,7 +156,7 @@ static product *product_of(warp *w, const pending_wgmma *p)
     return at;
 }
 
-/* What all lanes of the warp know. */
+/* The clock of all lanes of the warp: the oldest of each. */
 static const uint32_t *common_clock(int first)
 {
     static uint32_t common[2 * MODEL_AGENTS];

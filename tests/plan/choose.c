@@ -146,7 +146,7 @@ Test(choose, hopper_hands_what_it_lacks_in_backward_to_the_sm80_kernels)
     }
 }
 
-/* What a DFlash step holds beside its 385 MiB of q, k, v, o, lse and the gradients (docs/decisions/0039): float32 sums
+/* The workspace of a DFlash step, beside 385 MiB of q, k, v, o, lse and gradients (docs/decisions/0039): float32 sums
  * of dQ, or, with dQ in a kernel of its own, two numbers for each row. */
 Test(choose, workspace_of_a_dflash_step)
 {

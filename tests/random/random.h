@@ -323,7 +323,7 @@ int64_t segment_length(const call *c, int segment);
 int64_t segment_start(const call *c, int segment);
 void grid_create(grid *v, int rank, const int64_t *size);
 
-/* What decides how far a kernel may be from the oracle. */
+/* The kernel's properties that decide how far it may be from the oracle. */
 typedef struct kernel_kind {
     attune_backend backend;
     bool matrices; /* on the CPU: a family that multiplies pairs of bf16 */

@@ -680,7 +680,7 @@ static void name_kernel(const problem *p, const call *c, const attune_plan *plan
                        choice.block_n1, choice.block_m2, choice.block_n2);
 }
 
-/* What is expected of the plan's kernel. Of segments, each has a kernel by its own length. */
+/* The results expected of the plan's kernel. Each segment has a kernel by its own length. */
 static void compute_expected(const runner *r, const problem *p, const call *c, const attune_plan *plan, call_data *d)
 {
     kernel_kind kind = {.backend = r->backend};
