@@ -13,7 +13,7 @@ constexpr int K_TYPE = config::K_TYPE, V_TYPE = config::V_TYPE;
 
 template <int TYPE> constexpr bool HAS_FACTORS = TYPE >= ATTUNE_CUDA_F8E4M3 &&TYPE <= ATTUNE_CUDA_I8;
 template <int TYPE> constexpr bool HAS_BLOCKS = TYPE >= ATTUNE_CUDA_Q8_0;
-/* Of an element, or of a block. */
+/* Bytes of an element, or of a block. */
 template <int TYPE>
 constexpr int TYPE_BYTES = TYPE == ATTUNE_CUDA_Q8_0     ? 34
                            : TYPE == ATTUNE_CUDA_Q4_0   ? 18
@@ -122,7 +122,7 @@ template <int TYPE> __device__ __forceinline__ u32 codes_of(const eight<TYPE> &x
     return high_halves(value_of_code<TYPE>(two & 0xffu), value_of_code<TYPE>(two >> 8 & 0xffu));
 }
 
-/* Of two codes as bf16, those that are finite, else 0: the products of an infinity with lower parts, which may be 0,
+/* Two codes as bf16, 0 where one is not finite: the products of an infinity with lower parts, which may be 0,
  * would be NaN. */
 template <int TYPE> __device__ __forceinline__ u32 finite_codes(u32 two)
 {

@@ -30,7 +30,7 @@ constexpr u32 SECOND_OFFSET = LAYOUT.inner_second; /* V follows K, and dO follow
 /* A CTA's work item: its outer tile, and the iterator over the inner tiles, which thread 0 advances. */
 template <bool KEYS> struct outer_tile;
 
-/* Of keys. */
+/* An outer tile of keys. */
 template <> struct outer_tile<true> {
     int slow_path; /* first, as on_slow_path reads it */
     column c;
@@ -58,7 +58,7 @@ template <> struct outer_tile<true> {
     }
 };
 
-/* Of queries. */
+/* An outer tile of queries. */
 template <> struct outer_tile<false> {
     int slow_path;
     tile_coord p;

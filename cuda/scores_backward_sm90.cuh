@@ -22,7 +22,7 @@ __device__ __forceinline__ const attune_cuda_arguments &late_arguments(const att
     return *late;
 }
 
-/* Of the thread's scores i to i + 3 the values of their rows, from LSE or delta in shared memory. */
+/* LSE or delta of the rows of the thread's scores i to i + 3, from shared memory. */
 struct four_rows {
     float of[backward::FOUR_ROWS];
 };

@@ -15,7 +15,7 @@ __device__ __forceinline__ float *part_at(const attune_cuda_serving &s, const ti
     return (float *)(s.parts + (u64)(t.slot + part) * PART_BYTES);
 }
 
-/* Of a row in part_at. */
+/* Stores an element of a row in part_at. */
 __device__ __forceinline__ void store_partial(float *to, int row, int d, const recomputed_element &x)
 {
     to[row * HEAD_DIM_V + d] = x.o;

@@ -97,7 +97,7 @@ __device__ __forceinline__ void add_sequence(schedule_sums &sums, const attune_c
     sums.split += parts > 1 ? of.item : 0;
 }
 
-/* Of the lanes of a warp. */
+/* The sums over the lanes of a warp. */
 __device__ __forceinline__ schedule_sums sum_lanes(schedule_sums x)
 {
 #pragma unroll

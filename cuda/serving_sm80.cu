@@ -17,7 +17,7 @@ constexpr int K_FACTORS = !CODES ? 0 : HAS_BLOCKS<K_TYPE> ? HEAD_DIM / 32 : 1;
 constexpr int V_FACTORS = !CODES ? 0 : HAS_BLOCKS<V_TYPE> ? HEAD_DIM_V / 32 : 1;
 constexpr attune_cuda_tile SERVED = {sizeof(element), HEAD_DIM,  HEAD_DIM_V, BLOCK_M,   BLOCK_N,  WARPS,
                                      STAGES,          KEY_TERMS, Q_PARTS,    K_FACTORS, V_FACTORS};
-/* Of the GROUPS warps that share rows KEY_GROUPS divide the keys, and with SHARED_P all divide the columns of O. */
+/* GROUPS warps share rows: KEY_GROUPS of them divide the keys, and with SHARED_P all divide the columns of O. */
 constexpr bool SHARED_P = attune_cuda_serving_sm80_shares_p(SERVED),
                ONE_BUFFER = attune_cuda_serving_sm80_one_buffer(SERVED);
 constexpr int ROW_GROUPS = BLOCK_M / 16, GROUPS = (int)attune_cuda_serving_sm80_groups(SERVED);
@@ -734,7 +734,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
-/* Of a step, with config::PARTS. */
+/* The schedule of a step, with config::PARTS. */
 extern "C" __global__ void __launch_bounds__(SCHEDULE_THREADS)
     attune_schedule_sm80(const __grid_constant__ attune_cuda_arguments a, const __grid_constant__ attune_cuda_serving s)
 {

@@ -48,7 +48,7 @@ struct Tile {
     uvec2 key;
 };
 
-/* Of the same: where the rows of K and V are, the factors of their codes, and which of the lanes' keys are missing. */
+/* The addresses of the rows of K and V, the factors of their codes, and which of the lanes' keys are missing. */
 struct Keys {
     uvec2 k, v;
     uint k_factor, v_factor, missing;
@@ -64,7 +64,7 @@ Group k_groups[K_COUNT], v_groups[V_COUNT]; /* loads in flight */
 float pairs[PAIRS], weights[SCORES];
 float m = LOWEST, l = 0.0;
 
-/* Of the parts before: of items that fold them. */
+/* Sums over the parts before, in items that fold them. */
 vec4 sum_o[SUM_SIZE];
 float sum_m[SUM_SIZE], sum_l[SUM_SIZE];
 bool has_sums = false;

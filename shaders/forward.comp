@@ -253,7 +253,7 @@ void apply_mods(const in KeyTile tile)
 }
 
 #ifdef SERVING
-/* Of the parts before this one, with problem.split_keys. */
+/* Sums over the parts before this one, with problem.split_keys. */
 vec4 sum_o[SUM_SIZE];
 float sum_m, sum_l;
 bool has_sums = false;

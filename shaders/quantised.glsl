@@ -22,7 +22,7 @@ bool has_blocks(const in uint type)
     return type >= Q8_0;
 }
 
-/* Of eight bytes, the words around them alone are read. */
+/* Eight bytes. No word without one of them is read. */
 uvec2 load_bytes(const in uvec2 address)
 {
     uint shift = (address.x & 3u) * 8u;

@@ -93,7 +93,7 @@ uvec2 place_of(const in uint b, const in uint kv)
     return uvec2(page < serving.pool ? page : NO_PAGE, kv - index * serving.page);
 }
 
-/* Of a key's row: 1 without factors. */
+/* The factor of a key's row: 1 without factors. */
 uint factor_of(const in attune_vulkan_array scale, const in uint head, const in uvec2 key)
 {
     if (is_absent(scale))

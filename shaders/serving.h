@@ -45,7 +45,7 @@ ATTUNE_BLOCK(attune_vulkan_schedule)
     ATTUNE_UINT items, merges, part_keys, pad;
 };
 
-/* Of an item that has all keys of its tile. */
+/* The slot of an item that has all keys of its tile. */
 #define ATTUNE_VULKAN_NO_SLOT 0xffffffffu
 
 /* Invocations of serving_schedule.comp and of serving_combine.comp. */

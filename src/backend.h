@@ -199,7 +199,7 @@ static inline uint64_t attune__append_rows(const attune__append *call)
     return (uint64_t)(call->k.size[0] * call->k.size[2]);
 }
 
-/* Of each row: those of k, of v and of q. */
+/* Heads of each row: those of k, of v and of q. */
 static inline uint64_t attune__append_heads(const attune__append *call)
 {
     const attune__forward *forward = call->forward;

@@ -151,7 +151,7 @@ typedef struct attune_opencl_parts {
     ATTUNE_UINT split_keys;   /* keys of a part; 0 = as the lengths have it */
 } attune_opencl_parts;
 
-/* Of an item that has all keys of its tile. */
+/* The slot of an item that has all keys of its tile. */
 #define ATTUNE_OPENCL_NO_SLOT 0xffffffffu
 /* Shorter parts would be mostly the reading of Q and the merge. */
 #define ATTUNE_OPENCL_PART_KEYS 256u

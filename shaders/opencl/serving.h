@@ -76,7 +76,7 @@ ATTUNE_FUNCTION void begin_table(sequence *s, __global const uchar *pages, __glo
     const int end = integer_at(pages_start, &of->pages_start, s->b + 1u);
     const int list = (of->has & ATTUNE_OPENCL_HAS_PAGES_START) != 0u;
     const int valid = first >= 0 && first <= end && (uint)end <= of->entries;
-    /* Of a sequence without entries that of another, which key_of may load. */
+    /* A sequence without entries has another's table, which key_of may load. */
     s->table = array_at(pages, &of->pages, !list ? s->b : valid && first < end ? (uint)first : 0u);
     s->entry_stride = list ? of->pages.stride[0] : of->pages.stride[1];
     s->entries = !list ? of->entries : valid ? (uint)(end - first) : 0u;
@@ -112,7 +112,7 @@ ATTUNE_FUNCTION uint2 key_of(const sequence *s, uint kv)
     return (uint2)(there && page < s->of->pool ? page : NO_PAGE, kv - index * s->of->page);
 }
 
-/* Of a key's row: 1 without factors. */
+/* The factor of a key's row: 1 without factors. */
 ATTUNE_FUNCTION float factor_of(const sequence *s, __global const uchar *scale,
                                 ATTUNE_CACHE_SPACE const attune_opencl_array *a, uint has, uint2 key)
 {

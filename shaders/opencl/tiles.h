@@ -45,7 +45,7 @@ ATTUNE_FUNCTION long plane_of(const attune_opencl_tensor *t, uint b, uint h)
     return t->offset + (long)b * t->stride_b + (long)h * t->stride_h;
 }
 
-/* Of lse and row_max. */
+/* The element of a row in lse or row_max. */
 ATTUNE_FUNCTION __global float *row_at(__global uchar *memory, const attune_opencl_tensor *t, uint b, uint h, uint q)
 {
     return (__global float *)(memory + plane_of(t, b, h) + (long)q * t->stride_row);

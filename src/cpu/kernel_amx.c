@@ -24,7 +24,7 @@
 #define TILE_ADD(c, a, b) __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::)
 #include "cpu/kernel_amx_tmpl.h"
 
-/* Of palette 1: eight tiles of 16 rows of 64 bytes. */
+/* Palette 1: eight tiles of 16 rows of 64 bytes. */
 typedef struct configuration {
     uint8_t palette, start_row, reserved[14];
     uint16_t row_bytes[16];

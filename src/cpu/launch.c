@@ -44,7 +44,7 @@ static void divide(attune__cpu_run *run, bool decode)
     run->items = c.items;
 }
 
-/* Of heads that share a mask's bits, if each thread still has several times as many. */
+/* Items of heads that share a mask's bits are adjacent, if each thread still has several times as many. */
 static int64_t adjacent_items(const attune__cpu_run *run, uint32_t threads)
 {
     const attune__cpu_program *mine = run->program;

@@ -182,7 +182,7 @@ attune_status attune__cuda_serving_load(attune__cuda_program *program, const att
 attune_cuda_arguments attune__cuda_arguments_of(const attune__cuda_program *program, const attune__forward *call);
 
 attune_cuda_view attune__cuda_view_of(const attune_tensor *tensor);
-/* Of rank 3 at most. */
+/* An array of rank 3 at most. */
 attune_cuda_array attune__cuda_array_of(const attune_tensor *tensor);
 /* The cache and the batch of a call, without a schedule. */
 attune_cuda_serving attune__cuda_serving_of(const attune__forward *call);

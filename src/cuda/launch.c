@@ -62,7 +62,7 @@ static void set_mask(attune_cuda_arguments *a, const attune_mask *mask, const at
     }
 }
 
-/* Of an expression that is bound to the call. */
+/* The symbols of an expression that is bound to the call. */
 static void set_symbols(attune_cuda_symbol *symbols, const attune_expr *expr, const attune_tensor *captures,
                         const attune__value *parameters)
 {

@@ -55,7 +55,7 @@ attune_cuda_serving attune__cuda_serving_of(const attune__forward *call)
     };
 }
 
-/* Of one sequence: packed rows of the query heads that share keys. */
+/* The rows of one sequence at most: packed rows of the query heads that share keys. */
 static int64_t most_rows(const attune__forward *call)
 {
     return attune__forward_rows(call) * (call->heads / call->kv_heads);

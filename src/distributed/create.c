@@ -176,7 +176,7 @@ attune_status attune__distributed_make_messages(attune_distributed *d, size_t co
     return d->copies && d->staging ? ATTUNE_OK : ATTUNE_OUT_OF_HOST_MEMORY;
 }
 
-/* Of the exchange that has most: of keys, of their gradients and slices, or of the sums of slices. */
+/* The bytes of the exchange that has most: of keys, of their gradients and slices, or of the sums of slices. */
 static uint64_t exchanged_bytes(const attune_distributed *d)
 {
     const attune__shape *s = &d->shape;
@@ -200,7 +200,7 @@ static uint64_t exchanged_bytes(const attune_distributed *d)
 
 static attune_status make_messages(attune_distributed *d)
 {
-    /* Of k and of v; and slices of both reductions to and from each rank. */
+    /* Messages of k and of v; and slices of both reductions to and from each rank. */
     const size_t count = (d->send_count + d->receive_count) * (size_t)attune__transfer_planes(d) * 2 +
                          (size_t)d->transport.size * ATTUNE__REDUCTIONS * 2;
     return attune__distributed_make_messages(d, count, exchanged_bytes(d));
@@ -225,7 +225,7 @@ static void lay_out_gradients(attune_distributed *d)
     }
 }
 
-/* Of the merge that needs most. */
+/* The workspace of the merge that needs most. */
 static uint64_t merge_size(const attune_distributed *d)
 {
     const attune__shape *s = &d->shape;

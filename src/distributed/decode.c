@@ -108,7 +108,7 @@ static attune_status make_plan(attune_decode *made, const attune_problem *proble
     return status;
 }
 
-/* Of the exchange that has most: of queries, or of results with their LSE. */
+/* The bytes of the exchange that has most: of queries, or of results with their LSE. */
 static uint64_t exchanged_bytes(const attune_decode *made)
 {
     const attune__shape *s = &made->base.shape;

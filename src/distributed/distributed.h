@@ -77,7 +77,7 @@ typedef struct attune__deal {
     attune__needs *needs;
 } attune__deal;
 
-/* Of `count` things in equal parts, those before a part: the first parts have one more. */
+/* How many of `count` things in equal parts come before a part: the first parts have one more. */
 int64_t attune__equal_share(int64_t count, int64_t parts, int64_t part);
 
 void attune__deal_contiguous(attune__deal *deal);

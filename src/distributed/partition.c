@@ -15,7 +15,7 @@
 /* Automatic chunks: how many a rank has, where the sequence is long enough. */
 #define CHUNKS_OF_A_RANK 64
 
-/* Of more chunks it is not known what they need. */
+/* The needs of more chunks are not counted. */
 #define CHUNKS_WITH_NEEDS 8192
 
 /* ------------------------------------------------------------------------------------------------------------- runs */

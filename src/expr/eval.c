@@ -315,7 +315,7 @@ static bool stays(const tile *t, linear line)
     return low >= INT32_MIN && high <= INT32_MAX;
 }
 
-/* Of a node that depends on q and kv. */
+/* The dependence of a node that reads q and kv. */
 static dependence dependence_of_both(const attune_expr *expr, uint32_t n, const tile *t)
 {
     const attune__node *node = &expr->nodes[n];

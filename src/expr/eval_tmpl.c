@@ -542,7 +542,7 @@ static bool NAME(varies)(const attune__node *node, const NAME(node_state) * stat
     return column;
 }
 
-/* Of all rows and columns of a call of evaluate. */
+/* All rows and columns of a call of evaluate. */
 typedef struct NAME(plane) {
     const attune_expr *expr;
     const attune__functions *functions;

@@ -4,7 +4,7 @@
 
 #include "expr/print.h"
 
-/* Of the functions without all digits (cuda/prelude.cuh); 0 = there is none. */
+/* The weight of the functions without all digits (cuda/prelude.cuh); 0 = there is none. */
 static uint32_t fast_weight_of(const attune_expr *expr, const attune__node *node)
 {
     switch ((attune__op)node->op) {

@@ -13,7 +13,7 @@
 
 /* --------------------------------------------------------------------------------------------------------- programs */
 
-/* Of the kernel for dK and dV (`keys`) or the one for dQ: the outer rows and the inner ones. */
+/* The tile of the kernel for dK and dV (`keys`) or of the one for dQ: the outer rows and the inner ones. */
 static attune__opencl_tile tile_of(const attune_plan_choice *c, bool keys)
 {
     return keys ? (attune__opencl_tile){c->workgroup_invocations, c->block_n1, c->block_m1}
@@ -25,7 +25,7 @@ static attune__opencl_text begin_text(const attune__opencl_device *device, const
 {
     attune__opencl_text text = attune__opencl_text_begin(device, desc, file, tile, aligned);
     attune__opencl_add_define(&text, "KEYS", keys);
-    /* Of the kernel for dQ alone. */
+    /* The kernel for dQ alone adds them. */
     attune__opencl_add_define(&text, "CAPTURES", !keys && attune__requests_captures(desc->shape, desc->gradient));
     return text;
 }

@@ -38,7 +38,7 @@ attune_status attune__opencl_text_make(const attune_allocator *allocator, const 
 
 /* --------------------------------------------------------------------------------------------------------- cache.c */
 
-/* Of the whole source and the options. */
+/* A hash of the whole source and the options. */
 attune__hash attune__opencl_hash(const char *source, const char *options);
 /* A built program from the cache; NULL = none, or the driver does not take it any more. */
 attune__cl_program attune__opencl_cache_get(attune__opencl_device *device, attune__hash hash, const char *options);

@@ -25,7 +25,7 @@ static void set_arguments(attune__opencl_setter *setter, const attune_opencl_sch
         attune__opencl_set_memory(setter, memory[i]);
 }
 
-/* Of a batch without sequences. */
+/* The launch for a batch without sequences. */
 static attune_status launch_nothing(attune__opencl_device *device, attune__opencl_kernel *kernel)
 {
     static const attune__serving none = {.packed = false};

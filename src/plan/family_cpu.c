@@ -9,7 +9,7 @@ static uint64_t array(uint64_t elements, uint64_t bytes)
     return attune__round_up64(elements * bytes, 64);
 }
 
-/* Of the partial results of a call over a cache: a part is a tile of rows. */
+/* The most partial results of a call over a cache: a part is a tile of rows. */
 #define PARTS_BYTES UINT64_C(0x800000)
 
 static uint64_t compute_bytes(attune_dtype dtype)
@@ -33,7 +33,7 @@ static uint64_t pairs_bytes(uint32_t block_m, uint32_t block_n)
     return array(block_m * (n / 16), 2) + array(n, 2);
 }
 
-/* Of the bits that a thread keeps. */
+/* The most bits that a thread keeps. */
 #define KEPT_BYTES UINT64_C(0x80000)
 
 uint32_t attune__cpu_kept_tiles(const attune__shape *shape, uint32_t block_m, uint32_t block_n)

@@ -96,7 +96,7 @@ const char *attune__registers_layout_make(uint32_t block_m, uint32_t block_n, ui
                                           attune__matrix_shape matrix, uint32_t head_dim, uint32_t head_dim_v,
                                           attune__registers_layout *layout);
 
-/* Of a lane, for matrices: the rest is for addresses and operands. */
+/* A lane's registers for matrices: the rest is for addresses and operands. */
 #define ATTUNE__MOST_MATRIX_REGISTERS 208
 /* One of the two kernels of shaders/backward_matrix.comp, as attune__backward_layout_make; for matrices of a known
  * fragment layout. */

@@ -24,7 +24,7 @@ static attune_status check_dtype(const char *name, attune_dtype dtype, bool f64)
     return ATTUNE_OK;
 }
 
-/* Of k and v; those of a cache may be quantised. */
+/* The types of k and v; those of a cache may be quantised. */
 static attune_status check_key_dtype(const char *name, attune_dtype dtype, uint32_t columns, const attune__shape *s)
 {
     if (dtype < ATTUNE_F8E4M3 || dtype > ATTUNE_NVFP4)

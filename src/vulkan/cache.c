@@ -9,7 +9,7 @@
 
 #define IDENTITY_SIZE 192
 
-/* Of pipeline cache data: Vulkan's header, version one. */
+/* Pipeline cache data begin with Vulkan's header, version one. */
 #define HEADER    ((size_t)32)
 #define MOST_DATA ((size_t)64 << 20)
 

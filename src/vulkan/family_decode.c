@@ -5,7 +5,7 @@
 #include "shaders/decode_dense.h"
 #include "shaders/decode_serving.h"
 
-/* Of llvmpipe's iterations; the rest is for loops outside of the main loop. */
+/* The main loop's share of llvmpipe's iterations; the rest is for loops outside of it. */
 #define LOOP_BUDGET UINT32_C(60000)
 
 static attune__vulkan_module forward(const attune_limits *limits, attune_dtype dtype)
@@ -37,7 +37,7 @@ static const char *set_forward(const attune_limits *limits, const attune__progra
     return NULL;
 }
 
-/* Of a tile: the main loop, the search for the next one, the mask of a lane's pairs; the others are unrolled, but
+/* Loops of a tile: the main loop, the search for the next one, the mask of a lane's pairs; the others are unrolled, but
  * loops over registers are counted too. */
 static uint32_t most_steps(const attune_limits *limits, const attune__program_desc *desc)
 {

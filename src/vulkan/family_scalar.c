@@ -17,7 +17,7 @@
 #include "shaders/serving_portable.h"
 #include "shaders/serving_subgroup.h"
 
-/* Of llvmpipe's iterations; the rest is for loops outside of the main loop. */
+/* The main loop's share of llvmpipe's iterations; the rest is for loops outside of it. */
 #define LOOP_BUDGET UINT32_C(60000)
 
 static attune__vulkan_module portable(const attune_limits *limits, attune_dtype dtype)

@@ -22,7 +22,7 @@
 #define SECONDS 0.3
 #define MIB     (UINT64_C(1) << 20)
 
-/* Of a thread; of a subgroup, for each product of elements. An FMA counts two. */
+/* FLOP of a thread in a round, and of a subgroup for each product of elements. An FMA counts two. */
 #define ROUND_FLOPS        (2.0 * ATTUNE_MEASURE_ELEMENTS * ATTUNE_MEASURE_STEPS)
 #define MATRIX_ROUND_FLOPS (2.0 * ATTUNE_MEASURE_MATRICES_A * ATTUNE_MEASURE_MATRICES_B * ATTUNE_MEASURE_MATRIX_STEPS)
 
