@@ -55,7 +55,7 @@ RELATED = {
     'plan': ['plan', 'api', 'cuda_plans', 'goldens', 'cases', 'vulkan'],
 }
 PROGRAMS = sorted({name for names in RELATED.values() for name in names})
-# Of meson's test by another name, what is run, and the share of the random cases.
+# Meson's test by another name, the filter of a run, and the share of the random cases.
 PART_OF = {'gradients': 'cases'}
 FILTER = {'cases': '@(*/cpu|@(forward|segments|segments_gradients)_cpu/*)', 'gradients': 'gradients_cpu/*', 'vulkan': '*/!(heads_far_apart|batches_far_apart)'}
 SCALE = {'cuda_plans': '0.01', 'mods': '0.03', 'cases': '0.02', 'gradients': '0.02'}

@@ -36,7 +36,7 @@ static int show_counting(void *user, double done)
     return 0;
 }
 
-/* Of all planes, exact or not. */
+/* Statistics over all planes, exact or not. */
 static attune_status read_statistics(const attune_mask *mask, bool exact, attune_mask_stats *stats)
 {
     progress shown = progress_begin();

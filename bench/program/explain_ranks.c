@@ -75,7 +75,7 @@ bool ranks_read(const ranks_options *o, const attune_problem *problem, ranks_ask
     return true;
 }
 
-/* Of the problem's expression; every pair without one. */
+/* The mask of the problem's expression; every pair without one. */
 static attune_status make_mask(attune_instance *instance, const attune_problem *problem, const bindings *names,
                                attune_mask **mask)
 {

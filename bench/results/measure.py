@@ -20,7 +20,7 @@ import sys
 import tempfile
 
 here = pathlib.Path(__file__).resolve().parent
-# Of a row what the page shows, and what a later comparison needs.
+# Members of a row that the page shows or a later comparison needs.
 KEPT = ('workload', 'kind', 'device', 'dtype', 'shape', 'plan', 'status', 'message', 'median_seconds', 'p10_seconds', 'p90_seconds',
         'samples', 'density', 'flop_per_second', 'bytes_per_second', 'share_of_peak_flops', 'share_of_peak_bandwidth',
         'compile_cold_seconds', 'compile_warm_seconds', 'mask_seconds', 'device_bytes')

@@ -102,7 +102,7 @@ static attune_status build_masks(bench_setup *s, attune_problem *problem)
     return s->a.mask ? attention_mask(s->instance, s->device, &s->a, &s->mask_desc, problem, &s->mask) : ATTUNE_OK;
 }
 
-/* Of one mask, or of all masks of the segments. */
+/* Statistics of one mask, or of all masks of the segments. */
 static attune_status sum_statistics(const bench_setup *s, report_row *row)
 {
     const int64_t *size = s->a.q.size, keys = s->a.k.size[2];

@@ -173,7 +173,7 @@ static bool measure_ranks(const ranks_work *work, const attune_partition *partit
     return good;
 }
 
-/* Of the workload; of every pair if it has none. */
+/* The workload's mask; every pair if it has none. */
 static bool make_mask(attune_instance *instance, const workload *w, const attention *a, attune_mask **mask,
                       report_row *row)
 {

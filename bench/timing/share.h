@@ -9,7 +9,7 @@
 
 #define SHARE_BUFFERS (10 + 2 * ATTUNE_EXPR_MAX_SYMBOLS)
 
-/* Of the whole sequence, for backward: a share cuts d_o, and writes its rows or keys of the others. */
+/* Gradients of the whole sequence: a share reads its rows of d_o, and writes its rows or keys of the others. */
 typedef struct share_gradients {
     array d_o, d_q, d_k, d_v;
 } share_gradients;

@@ -165,7 +165,7 @@ Test(extremes, merges)
     for (uint64_t n = 0; n < scaled(4000); n++) {
         attune_tensor o = {b, 0, ATTUNE_F32, 4, {1, 2, 3, 8}, {0}}, lse = {b, 1 << 12, ATTUNE_F32, 3, {1, 2, 3}, {0}};
         distort(&state, 4, o.size, o.stride, NULL);
-        /* Of one size, so that it is not the first to be refused. */
+        /* The sizes agree, so that lse is not the first to be refused. */
         memcpy(lse.size, o.size, 3 * sizeof *lse.size);
         const bool broadcast = random_expr_between(&state, 0, 1) == 0;
         if (broadcast) {

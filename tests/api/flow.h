@@ -11,7 +11,7 @@
 #define FLOW_DIM      32
 #define FLOW_ELEMENTS (FLOW_HEADS * FLOW_LENGTH * FLOW_DIM)
 
-/* Of a call that must fail: its status, and what its message says. */
+/* A call must fail with the status and the message. */
 #define EXPECT(call, status, words)                                                                                    \
     do {                                                                                                               \
         attune_status got_ = (call);                                                                                   \

@@ -535,7 +535,7 @@ Test(serving, schedules)
     memcpy(o, s.o, sizeof o);
     OK(serve(&s));
     cr_expect_eq(memcmp(o, s.o, sizeof o), 0);
-    /* Of one sequence, for two. */
+    /* A schedule of one sequence, for two. */
     s.args.schedule = schedule;
     s.batch.kv_len.size[0] = s.batch.kv_first.size[0] = 1;
     s.batch.q_start.size[0] = 2;

@@ -8,7 +8,7 @@
 /* The output that program_run has read. */
 extern char program_output[1 << 16];
 
-/* Of a suite: each test has an empty folder of its own. */
+/* For a suite: each test has an empty folder of its own. */
 void program_enter(void);
 void program_leave(void);
 

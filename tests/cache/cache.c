@@ -656,7 +656,7 @@ Test(cache, processes_share_a_folder)
     scratch_close(&r);
 }
 
-/* Of the public struct: one made before cache_folder still works, and "" reaches the cache. */
+/* A public struct made before cache_folder still works, and "" reaches the cache. */
 Test(cache, instances_of_both_sizes)
 {
     attune_instance *instance;

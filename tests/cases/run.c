@@ -55,7 +55,7 @@ static int64_t layout_strides(case_layout layout, const int64_t size[4], int64_t
     return b * h * l * d;
 }
 
-/* Of an output, whose elements must not overlap. */
+/* The layout of an output, whose elements must not overlap. */
 static case_layout output_layout(const attention_case *c)
 {
     return c->layout == LAYOUT_BACKWARDS || c->layout == LAYOUT_PACKED ? LAYOUT_PADDED
@@ -509,7 +509,7 @@ bool case_run(attune_instance *instance, attune_device *device, const attention_
     for (int64_t i = 0; ok && both && i < rows; i++)
         if (isnan(result[1].row_max[i]) && result[0].row_max[i] == INFINITY)
             result[0].row_max[i] = NAN;
-    /* Of a row that has keys. */
+    /* Rows without keys cannot cancel. */
     for (int64_t i = 0; ok && i < rows; i++)
         if (isfinite(result[1].lse[i]))
             may_cancel(dv, result[1].o + i * dv, result[2].o + i * dv);

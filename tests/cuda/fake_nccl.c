@@ -18,7 +18,7 @@ typedef struct message {
     unsigned char bytes[];
 } message;
 
-/* Of a group, until it ends. */
+/* A message of a group, until the group ends. */
 typedef struct entry {
     bool receive;
     void *data;

@@ -155,7 +155,7 @@ Test(distributed_forward, a_rank_differs, .timeout = 60)
     sharing_close(&s);
 }
 
-/* Of rank 0 of 2, where the other does as it does. */
+/* gather of rank 0 of 2, where the other sends the same. */
 static attune_status echo(void *user, const void *mine, void *all, size_t size)
 {
     (void)user;

@@ -142,7 +142,7 @@ Test(eval, rows_are_points)
     cr_log_info("%llu expressions, %llu points", (unsigned long long)count, (unsigned long long)checked);
 }
 
-/* Of any number of rows and columns, in any order, where q or kv wraps too; in scratch that ends where it must. */
+/* Any number of rows and columns, in any order, where q or kv wraps too; in scratch that ends where it must. */
 Test(eval, tiles_are_points)
 {
     static const char *const forms[] = {
@@ -216,7 +216,7 @@ static void *copy_array(const attune_allocator *memory, attune_array *array)
     return copy;
 }
 
-/* Of any number of columns, with scratch and captures that end where they must. */
+/* Rows of any number of columns, with scratch and captures that end where they must. */
 Test(eval, rows_stay_in_their_memory)
 {
     static random_expr e;

@@ -130,7 +130,7 @@ static void run_intervals(const interval_kind *kind)
         cr_expect_eq(runs != 0, strstr(masks[i], "[") != NULL, "%s", masks[i]);
         attune__expr_release(x.expr);
     }
-    /* Of random ones those that are recognised; the arrays of random ones are not adjacent. */
+    /* Random masks count if they are recognised; the arrays of random ones are not adjacent. */
     uint64_t count = MASKS, allowed = 0;
     for (uint64_t i = 0; i < RANDOM; i++) {
         bind_random(&x, &e, test_seed() + i, ATTUNE_EXPR_MASK, 1 + (uint32_t)(i % 9));

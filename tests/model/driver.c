@@ -414,7 +414,7 @@ int cuFuncSetAttribute(void *of, int attribute, int value)
     (void)attribute;
     return value <= MODEL_SHARED ? CU_SUCCESS : 1;
 }
-/* Of the type and layout that attune has: 16-bit elements, four dimensions, the 128-byte swizzle, no gaps, zeros
+/* Only for the type and layout that attune has: 16-bit elements, four dimensions, the 128-byte swizzle, no gaps, zeros
  * outside. */
 int cuTensorMapEncodeTiled(attune__cu_tensor_map *map, int type, uint32_t rank, void *address, const uint64_t *sizes,
                            const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave,

@@ -15,12 +15,12 @@ typedef struct fake_state {
     int calls, fail_at, fail_with;
     const char *names[FAKE_CALLS];
     int live; /* references to objects */
-    /* Of programs: from source and from binaries; whether builds fail. */
+    /* Programs made from source and from binaries; whether builds fail. */
     int sources, binaries;
     bool build_fails;
     /* Work-items that a built kernel has; 0 = as many as the device. The device has fewer after that. */
     uint32_t kernel_group;
-    /* Of commands. */
+    /* Counts of commands. */
     int launches, unchained, interleaved;
     uint64_t groups;
     int32_t event_status; /* of all events; 0 = complete */

@@ -87,7 +87,7 @@ static uint16_t half_encode(double value, half_format f)
 {
     const int bias = (1 << (f.exponent - 1)) - 1, top = (1 << f.exponent) - 1, last = (1 << f.fraction) - 1;
     const unsigned sign = signbit(value) ? 0x8000u : 0;
-    /* Of e4m3 what is too large is NaN. */
+    /* A value too large for e4m3 is NaN. */
     const int64_t infinity = (int64_t)top << f.fraction | (f.finite ? last : 0);
     if (isnan(value))
         return (uint16_t)(sign | (unsigned)infinity | 1u << (f.fraction - 1));

@@ -55,7 +55,7 @@ static const struct {
     const char *name;
 } dtypes[] = {{ATTUNE_F32, "f32"}, {ATTUNE_BF16, "bf16"}, {ATTUNE_F16, "f16"}};
 
-/* Of the device's shared memory, in sixteenths. */
+/* Shares of the device's shared memory, in sixteenths. */
 static const uint32_t memory[] = {16, 11, 6, 3, 1};
 
 #define COUNT(a) (sizeof(a) / sizeof((a)[0]))

@@ -170,7 +170,7 @@ static uint64_t coopmat(const attune_limits *l, const attune_plan_choice *c, num
 
 uint64_t formula_bytes(const attune_limits *limits, const attune_problem *problem, const attune_plan_choice *c)
 {
-    /* Of k and v: tiles are in it, whatever q and o are. */
+    /* The type of k and v: tiles are in it, whatever q and o are. */
     const attune_dtype dtype = problem->kv_dtype ? problem->kv_dtype : problem->dtype ? problem->dtype : ATTUNE_F32;
     const attune__analysis analysis = attune__analyse(problem->mask, problem->score, NULL);
     const numbers x = {

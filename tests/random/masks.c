@@ -98,7 +98,7 @@ static attune_mask_desc describe(runner *r, const problem *p, const call *c, int
     return desc;
 }
 
-/* Of the most that a call of the plan may have. */
+/* A mask for the largest call of the plan. */
 static attune_status tensor_mask(runner *r, const problem *p, const call_data *d, attune_mask_desc *desc, int segment,
                                  attune_mask **mask)
 {

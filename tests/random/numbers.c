@@ -71,7 +71,7 @@ static double half_value(uint16_t bits)
     return bits >> 15 ? -magnitude : magnitude;
 }
 
-/* Of a value that f16 has exactly. */
+/* The bits of a value that f16 has exactly. */
 static uint16_t half_bits(double value)
 {
     const uint16_t sign = signbit(value) ? 0x8000 : 0;

@@ -35,7 +35,7 @@ static bool failed_call(finding *f, const char *what, attune_status status)
 
 /* ---------------------------------------------------------------------------------------------------------- placing */
 
-/* Of the keys, those of one segment. */
+/* Keys are those of one segment. */
 static bool place_role(runner *r, const problem *p, const call *c, int role, const grid *v, bool output,
                        const layout *l, fixture *b, finding *f)
 {
@@ -669,7 +669,7 @@ static bool make_plan(runner *r, const problem *p, const attune_mask *mask, attu
 static void name_kernel(const problem *p, const call *c, const attune_plan *plan, finding *f)
 {
     attune_plan_choice choice = {.struct_size = sizeof choice};
-    /* Of segments, each by its own length. */
+    /* Each segment's choice is by its own length. */
     if (attune_plan_choice_at(plan, c->q_len, p->segments ? c->segment[0] : c->kv_len, &choice) != ATTUNE_OK)
         return;
     if (p->direction == ATTUNE_FORWARD)

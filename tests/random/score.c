@@ -88,7 +88,7 @@ static interval over(interval a, interval b, const precision *how)
     return widened(r, how->vulkan ? 6 : 2, how);
 }
 
-/* Of a function that rises, with its error in units of the last place. */
+/* The interval of a function that rises, with its error in units of the last place. */
 static interval rising(interval a, double (*f)(double), double units, const precision *how)
 {
     interval r = {f(a.v), f(a.lo), f(a.hi), a.undecided};
@@ -167,7 +167,7 @@ typedef struct known {
 
 static interval function(node_op op, interval a, const precision *how)
 {
-    /* Of an infinity no more is lost than of any large argument. */
+    /* An infinity loses no more than any large argument. */
     const double x = fmin(fabs(a.v), 1e6);
     switch (op) {
     case OP_FLOOR:
@@ -370,7 +370,7 @@ static bool overlap(const interval *a, const interval *b)
     return !(a->hi < b->lo || b->hi < a->lo);
 }
 
-/* Of two that compete, where the first is taken if `first`; a tie gives each a half. */
+/* Adjoints of two operands, where the first is taken if `first`; a tie gives each a half. */
 static void compete(interval *adjoint, const node *n, interval up, const interval *a, const interval *b, bool first,
                     const precision *how)
 {

@@ -8,7 +8,7 @@
 enum { FORMAT_SIZED = 4, REGISTERS = 0x2f, FRAME = 0x11 };
 
 enum { LOAD_LOCAL = 0x983, STORE_LOCAL = 0x387, HGMMA_SHARED = 0x9f0, HGMMA_REGISTERS = 0xdf0, HMMA = 0x23c };
-/* Of tcgen05.mma, with A in shared memory and in tensor memory: by their numbers in a kernel. */
+/* Opcodes of tcgen05.mma, with A in shared memory and in tensor memory: by their numbers in a kernel. */
 enum { UTCHMMA_SHARED = 0x5ea, UTCHMMA_TENSOR = 0x9ea };
 /* FSETP, of a register with another one, a constant of the text and one of memory. */
 enum { COMPARE = 0x20b, COMPARE_IMMEDIATE = 0x80b, COMPARE_CONSTANT = 0xa0b };

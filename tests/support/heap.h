@@ -14,7 +14,7 @@ typedef struct heap {
 } heap;
 
 attune_allocator heap_allocator(heap *h);
-/* Of a heap that is not counted. */
+/* The allocator of a heap that is not counted. */
 extern const attune_allocator heap_guarded;
 
 #endif

@@ -23,7 +23,7 @@ extern struct criterion_suite *__start_cr_sts[] __attribute__((weak)), *__stop_c
 
 enum { PASSED, FAILED, SKIPPED, CRASHED };
 
-/* Of a process that ended its test: one that a test leaves by itself has another status. */
+/* The exit status of a process that ended its test: one that a test leaves by itself has another status. */
 #define STATUS 40
 
 /* ------------------------------------------------------------------------------------------ in the process of a test

@@ -12,7 +12,7 @@ fake_settings fake;
 /* The driver's own functions. */
 static attune__vulkan_functions real;
 
-/* Of the driver's data; the last device's that was looked at. */
+/* The header of the driver's data; the last device's that was looked at. */
 static VkPipelineCacheHeaderVersionOne header;
 
 static unsigned char payload(size_t i)

@@ -717,7 +717,7 @@ Test(mods_run, sums_are_exact)
         cr_assert_eq(attune_buffer_read(r.buffer, out, found, sizeof found), ATTUNE_OK);
         for (uint32_t i = 0; i < SUMS; i++) {
             const float value = (float)wanted[i];
-            /* Of denormals a driver may leave 0. */
+            /* A driver may flush denormals to 0. */
             cr_assert(same_float(found[i], value) || (fabsf(value) < 0x1p-126f && fabsf(found[i]) <= 0x1p-126f),
                       "round %llu, element %u: %.9g, not %.9g", (unsigned long long)round, i, (double)found[i],
                       (double)value);
