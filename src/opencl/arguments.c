@@ -66,16 +66,16 @@ void attune__opencl_arguments_describe(const attune__forward *call, uint64_t o_a
         describe_mask(call, a);
 }
 
-void attune__opencl_arguments_cut(const attune__partition *cut, attune_opencl_arguments *arguments)
+void attune__opencl_arguments_partition(const attune__partition *partition, attune_opencl_arguments *arguments)
 {
-    arguments->head_step = cut->head_step;
-    arguments->q_step = cut->q_step;
-    arguments->head_chunks = (uint32_t)cut->head_chunks;
-    arguments->q_block = cut->q_block;
-    arguments->in_block = cut->in_block;
-    arguments->section = cut->section;
-    arguments->q_chunks = (uint32_t)cut->q_chunks;
-    arguments->splits = cut->splits;
+    arguments->head_step = partition->head_step;
+    arguments->q_step = partition->q_step;
+    arguments->head_chunks = (uint32_t)partition->head_chunks;
+    arguments->q_block = partition->q_block;
+    arguments->in_block = partition->in_block;
+    arguments->section = partition->section;
+    arguments->q_chunks = (uint32_t)partition->q_chunks;
+    arguments->splits = partition->splits;
 }
 
 void attune__opencl_table_of(const attune__forward *call, const attune_expr *expr, const attune_tensor *captures,

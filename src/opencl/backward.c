@@ -225,7 +225,7 @@ static attune_status add_passes(run *r)
         .mask_q_block = call->mask ? call->mask->q_block : 0,
         .units = program->base.device->info.limits.compute_units,
     });
-    attune__opencl_arguments_cut(&c, &r->arguments);
+    attune__opencl_arguments_partition(&c, &r->arguments);
     const uint64_t key_tiles = (uint64_t)((call->kv_len + choice->block_n1 - 1) / choice->block_n1);
     const double queries = (double)rows / (double)(call->k.size[0] * call->kv_heads);
     ATTUNE__TRY(add_sums(r, &program->clear_sums));

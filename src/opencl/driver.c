@@ -6,8 +6,8 @@
 
 #include "base/library.h"
 
-#define LIBRARY  "libOpenCL.so.1"
-#define PATIENCE 20000 /* milliseconds */
+#define LIBRARY       "libOpenCL.so.1"
+#define PROBE_TIMEOUT 20000 /* milliseconds */
 
 /* By the negative code, as OpenCL 1.2 has them. */
 const char *attune__opencl_error_name(int32_t error)
@@ -95,7 +95,7 @@ bool attune__opencl_driver_open(attune__opencl_driver *driver, char *reason, siz
             return false;
         }
         attune__library_close(there);
-        if (!attune__opencl_probe(LIBRARY, PATIENCE, reason, reason_size))
+        if (!attune__opencl_probe(LIBRARY, PROBE_TIMEOUT, reason, reason_size))
             return false;
         driver->library = attune__library_open(LIBRARY, ATTUNE__LIBRARY_KEEP, why, sizeof why);
         if (!driver->library) {

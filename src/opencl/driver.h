@@ -184,7 +184,7 @@ void attune__opencl_driver_close(attune__opencl_driver *driver);
 const char *attune__opencl_error_name(int32_t error);
 
 /* probe.c: whether a child process that loads `library` and asks it for its platforms and their devices survives; if
- * not, the reason. It is given up once it has not worked for `patience` milliseconds. */
-bool attune__opencl_probe(const char *library, int patience, char *reason, size_t reason_size);
+ * not, the reason. It is given up once it has not worked for `timeout` milliseconds. */
+bool attune__opencl_probe(const char *library, int timeout, char *reason, size_t reason_size);
 
 #endif

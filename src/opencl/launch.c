@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "base/round.h"
 
-/* A call cut into tiles. */
+/* A call divided into tiles. */
 typedef struct run {
     attune__opencl_program *program;
     const attune__forward *call;
@@ -53,10 +53,10 @@ static attune__partition partition_of(const attune__opencl_program *program, con
     });
 }
 
-static void cut(run *r, bool decode)
+static void divide(run *r, bool decode)
 {
     const attune__partition c = partition_of(r->program, r->call, decode);
-    attune__opencl_arguments_cut(&c, &r->arguments);
+    attune__opencl_arguments_partition(&c, &r->arguments);
     r->tiles = (uint64_t)c.items;
     r->tile_flops = 2.0 * r->program->choice.block_m * (double)r->call->kv_len / r->arguments.splits *
                     (r->program->shape.head_dim + r->program->shape.head_dim_v);
@@ -72,12 +72,12 @@ void attune__opencl_tiles_describe(const attune__opencl_program *program, const 
 {
     const attune__partition c = partition_of(program, call, false);
     attune__opencl_arguments_describe(call, 16, program->choice.block_n, 0, arguments);
-    attune__opencl_arguments_cut(&c, arguments);
+    attune__opencl_arguments_partition(&c, arguments);
     number_tiles(program, arguments);
 }
 
 /* Of a call over a cache, after its tiles: where they may have parts, items of a schedule take their place. */
-static void cut_parts(run *r, uint64_t base)
+static void divide_parts(run *r, uint64_t base)
 {
     const attune__forward *call = r->call;
     const attune__shaders_parts *parts = &r->program->parts;
@@ -105,7 +105,7 @@ static attune_status prepare(run *r, bool decode)
     attune_opencl_arguments *a = &r->arguments;
     attune__opencl_arguments_describe(call, 4 * attune_dtype_size(call->o.dtype), r->program->choice.block_n, 0, a);
     a->flags |= call->part ? ATTUNE_OPENCL_IS_PARTIAL : 0;
-    cut(r, decode);
+    divide(r, decode);
     const uint64_t rows = (uint64_t)call->batch * (uint64_t)call->heads * (uint64_t)call->q_len;
     if (r->tiles > UINT32_MAX || (a->splits > 1 && rows > UINT32_MAX / a->splits / ((uint64_t)call->v.size[3] / 4)))
         return attune__fail(ATTUNE_UNSUPPORTED, "the call has %llu tiles of %u rows, %s takes fewer than 2^32",
@@ -115,7 +115,7 @@ static attune_status prepare(run *r, bool decode)
     const attune__opencl_buffer *workspace = attune__opencl_buffer_of(call->workspace);
     const uint64_t base = workspace->offset + call->workspace_offset;
     if (call->serving) {
-        cut_parts(r, base);
+        divide_parts(r, base);
         return ATTUNE_OK;
     }
     a->partials = (int64_t)base;

@@ -20,7 +20,7 @@
 
 #include "base/library.h"
 
-#define MOST_WAITS   15 /* of the patience each */
+#define MOST_WAITS   15 /* of the timeout each */
 #define VENDORS      "/etc/OpenCL/vendors"
 #define MOST_VENDORS 64
 
@@ -58,15 +58,15 @@ static uint64_t worked(pid_t process)
 }
 
 /* Waits for a child's byte. Where many processes load drivers at once a child may take minutes, but it works: it is
- * given up after `patience` without work. */
-static bool wait_for(pid_t child, int end, int patience)
+ * given up after `timeout` without work. */
+static bool wait_for(pid_t child, int end, int timeout)
 {
     struct pollfd wait = {.fd = end, .events = POLLIN};
     uint64_t before = 0;
     for (int i = 0; i < MOST_WAITS; i++) {
         int ready;
         do
-            ready = poll(&wait, 1, patience);
+            ready = poll(&wait, 1, timeout);
         while (ready < 0 && errno == EINTR);
         const uint64_t now = worked(child);
         if (ready || now == before)
@@ -77,7 +77,7 @@ static bool wait_for(pid_t child, int end, int patience)
 }
 
 /* How the child ended: 0 = it survived, -1 = it did not answer in time, else the signal, or 256 if that is unknown. */
-static int try_in_child(const char *library, const char *vendor, int patience)
+static int try_in_child(const char *library, const char *vendor, int timeout)
 {
     int ends[2];
     if (pipe(ends))
@@ -98,7 +98,7 @@ static int try_in_child(const char *library, const char *vendor, int patience)
     int ended = 0, status = 0;
     if (child > 0) {
         char byte;
-        const bool ready = wait_for(child, ends[0], patience), survived = ready && read(ends[0], &byte, 1) == 1;
+        const bool ready = wait_for(child, ends[0], timeout), survived = ready && read(ends[0], &byte, 1) == 1;
         if (!ready) {
             kill(child, SIGKILL);
             ended = -1;
@@ -111,11 +111,11 @@ static int try_in_child(const char *library, const char *vendor, int patience)
     return ended;
 }
 
-static void describe_end(int ended, const char *what, int patience, char *reason, size_t size)
+static void describe_end(int ended, const char *what, int timeout, char *reason, size_t size)
 {
     if (ended == -1)
         snprintf(reason, size, "%s does not answer, for %.3g s: remove it or name the others in OCL_ICD_VENDORS", what,
-                 patience / 1000.0);
+                 timeout / 1000.0);
     else if (ended == 256)
         snprintf(reason, size, "%s ends the process that loads it: remove it or name the others in OCL_ICD_VENDORS",
                  what);
@@ -124,12 +124,12 @@ static void describe_end(int ended, const char *what, int patience, char *reason
                  what, strsignal(ended));
 }
 
-bool attune__opencl_probe(const char *library, int patience, char *reason, size_t reason_size)
+bool attune__opencl_probe(const char *library, int timeout, char *reason, size_t reason_size)
 {
-    const int all = try_in_child(library, NULL, patience);
+    const int all = try_in_child(library, NULL, timeout);
     if (!all)
         return true;
-    describe_end(all, "an OpenCL driver", patience, reason, reason_size);
+    describe_end(all, "an OpenCL driver", timeout, reason, reason_size);
     const char *given = getenv("OCL_ICD_VENDORS");
     const char *folder = given && *given ? given : VENDORS;
     DIR *const vendors = opendir(folder);
@@ -140,11 +140,11 @@ bool attune__opencl_probe(const char *library, int patience, char *reason, size_
         if (!end || strcmp(end, ".icd"))
             continue;
         snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
-        const int one = try_in_child(library, path, patience);
+        const int one = try_in_child(library, path, timeout);
         if (one) {
             char what[600];
             snprintf(what, sizeof what, "the OpenCL driver of %.160s", path);
-            describe_end(one, what, patience, reason, reason_size);
+            describe_end(one, what, timeout, reason, reason_size);
             break;
         }
     }

@@ -141,7 +141,7 @@ attune_opencl_tensor attune__opencl_tensor_describe(const attune_tensor *tensor,
 void attune__opencl_arguments_describe(const attune__forward *call, uint64_t o_alignment, uint32_t kv_block,
                                        uint32_t inner_q_block, attune_opencl_arguments *arguments);
 /* The tiles of queries. */
-void attune__opencl_arguments_cut(const attune__partition *cut, attune_opencl_arguments *arguments);
+void attune__opencl_arguments_partition(const attune__partition *partition, attune_opencl_arguments *arguments);
 /* The table of an expression, whose captures and parameters are by symbol; `sums` likewise: offsets in the workspace,
  * or NULL. */
 void attune__opencl_table_of(const attune__forward *call, const attune_expr *expr, const attune_tensor *captures,

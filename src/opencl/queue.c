@@ -13,7 +13,7 @@
 #include "base/error.h"
 
 #define LONGEST_PAUSE 1000000                /* nanoseconds between two looks at an event */
-#define PATIENCE      UINT64_C(600000000000) /* of a wait that has no limit of its own */
+#define LONGEST_WAIT  UINT64_C(600000000000) /* of a wait that has no limit of its own */
 
 static attune__opencl_device *device_of(const attune__opencl_queue *queue)
 {
@@ -92,12 +92,12 @@ static attune_status poll_event(attune__opencl_device *device, attune__cl_event 
 static attune_status wait_event(attune__opencl_device *device, attune__cl_event event)
 {
     bool running;
-    ATTUNE__TRY(poll_event(device, event, PATIENCE, &running));
+    ATTUNE__TRY(poll_event(device, event, LONGEST_WAIT, &running));
     if (!running)
         return ATTUNE_OK;
     atomic_store(&device->base.lost, true);
     return attune__fail(ATTUNE_DEVICE_LOST, "device %s is lost: it has not answered for %llu s", device->base.info.id,
-                        (unsigned long long)(PATIENCE / 1000000000u));
+                        (unsigned long long)(LONGEST_WAIT / 1000000000u));
 }
 
 void attune__opencl_queue_finish(attune__opencl_queue *queue)
