@@ -67,9 +67,9 @@ static void rotate(double *row, const attune__append *call, int64_t position)
         double *x = row + (call->interleaved ? 2 * i : i), *y = call->interleaved ? x + 1 : x + pairs;
         const double c = attune__cpu_load(attune__cpu_at(cosine, element, position, i, 0), cosine->dtype),
                      s = attune__cpu_load(attune__cpu_at(sine, element, position, i, 0), sine->dtype);
-        const double turned = *x * c - *y * s;
+        const double rotated = *x * c - *y * s;
         *y = *x * s + *y * c;
-        *x = turned;
+        *x = rotated;
     }
 }
 

@@ -19,7 +19,7 @@
 
 /* A thread's arrays, in the order of attune__cpu_backward_scratch_size. */
 typedef struct state {
-    REAL *q, *d_q, *d_o, *o_panels, *k, *d_k, *v, *d_v, *p, *d_s, *turned;
+    REAL *q, *d_q, *d_o, *o_panels, *k, *d_k, *v, *d_v, *p, *d_s, *transposed;
     REAL *raw; /* one row of scores, before the score expression */
     REAL *lse, *delta;
     uint8_t *allowed;
@@ -43,8 +43,8 @@ static state state_at(const attune__cpu_backward_run *run, uint32_t thread, size
     st.d_v = st.v + n * dv;
     st.p = st.d_v + n * dv;
     st.d_s = st.p + m * n;
-    st.turned = st.d_s + m * n;
-    st.raw = st.turned + m * n;
+    st.transposed = st.d_s + m * n;
+    st.raw = st.transposed + m * n;
     st.lse = st.raw + n;
     st.delta = st.lse + m;
     st.allowed = (uint8_t *)(st.delta + m);
@@ -300,7 +300,7 @@ static void transpose(const state *st, const REAL *from, size_t count_m, size_t 
 {
     for (size_t c = 0; c < count_n; c++)
         for (size_t r = 0; r < count_m; r++)
-            st->turned[c * st->ldt + r] = from[r * st->lds + c];
+            st->transposed[c * st->ldt + r] = from[r * st->lds + c];
 }
 
 /* One tile of keys with rows of one head of q. */
@@ -318,12 +318,13 @@ static void keys_and_rows(const attune__cpu_backward_run *run, const rows *it, c
     bool finite = kernels->pack_v(st->o_panels, panel_stride, row_at(d_o, it->b, it->h, it->q0), row_stride(d_o),
                                   d_o->dtype, it->count, run->base.program->shape.head_dim_v);
     transpose(st, st->p, it->count, tile->count);
-    multiply_add(kernels, st->d_v, st->ldo, st->turned, st->ldt, tile->count, it->count, st->o_panels, panel_stride,
+    multiply_add(kernels, st->d_v, st->ldo, st->transposed, st->ldt, tile->count, it->count, st->o_panels, panel_stride,
                  finite);
     finite = kernels->pack_v(st->d_q, panel_stride, row_at(q, it->b, it->h, it->q0), row_stride(q), q->dtype, it->count,
                              run->base.program->shape.head_dim);
     transpose(st, st->d_s, it->count, tile->count);
-    multiply_add(kernels, st->d_k, st->ldq, st->turned, st->ldt, tile->count, it->count, st->d_q, panel_stride, finite);
+    multiply_add(kernels, st->d_k, st->ldq, st->transposed, st->ldt, tile->count, it->count, st->d_q, panel_stride,
+                 finite);
 }
 
 /* A tile of keys of one head of k and v, with every row that attends to it: of all heads of the group, and of all

@@ -18,7 +18,7 @@ typedef struct attune__cuda_exchange {
 /* Fails unless the device is CUDA's. Leaves nothing behind on failure. */
 attune_status attune__cuda_exchange_init(attune_device *device, attune__cu_stream stream, attune__cuda_exchange *e);
 void attune__cuda_exchange_finish(attune__cuda_exchange *e);
-/* In the current context: notes the queue's work so far, for messages to wait for. */
+/* In the current context: records an event after the queue's work so far, for messages to wait for. */
 attune__cu_result attune__cuda_exchange_ready(const attune__cuda_exchange *e, const attune_queue *queue);
 static inline attune__cu_pointer attune__cuda_message(const attune_message *m)
 {

@@ -20,8 +20,8 @@ typedef struct attune__cuda_family {
     attune__cuda_entry forward, decode, backward, serving;
     /* Persistent CTAs, all resident at once, take the tiles; else there is a CTA for each. */
     bool persistent;
-    /* The kernels of cuda_sm80 stand by: for tensors that TMA cannot read, and, in a backward pass that adds dQ to
-     * sums, for sums that are not finite. */
+    /* The kernels of cuda_sm80 are the fallback: for tensors that TMA cannot read, and, in a backward pass that adds dQ
+     * to sums, for sums that are not finite. */
     bool has_fallback;
     /* Adds the options -D that other families do not have. */
     void (*define)(attune__cuda_kernel *kernel, const attune__program_desc *desc, attune__cuda_role role);

@@ -107,7 +107,7 @@ static bool token_is(const parser *p, const char *word)
 /* Hints for the syntax of other languages. */
 static const char *syntax_hint(const parser *p)
 {
-    static const char *const habits[][2] = {
+    static const char *const hints[][2] = {
         {"&", "write && for and"},
         {"|", "write || for or"},
         {"=", "write == to compare"},
@@ -125,9 +125,9 @@ static const char *syntax_hint(const parser *p)
         {";", "an expression is a single value, without statements"},
         {".", "there are no members; functions stand in front: tanh(score)"},
     };
-    for (size_t i = 0; i < sizeof habits / sizeof habits[0]; i++)
-        if (token_is(p, habits[i][0]))
-            return habits[i][1];
+    for (size_t i = 0; i < sizeof hints / sizeof hints[0]; i++)
+        if (token_is(p, hints[i][0]))
+            return hints[i][1];
     return NULL;
 }
 

@@ -476,8 +476,8 @@ static const char *sm80_reject_tile(const attune__search *search, const attune__
             return "keys and values of a cache that share a buffer have one stage";
     }
     if (!sm80_warps_divide(search, tile)) {
-        const attune__option blame = sm80_packs_rows(search) ? ATTUNE__BLOCK_N : ATTUNE__BLOCK_M;
-        *option = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) ? ATTUNE__NUM_WARPS : blame;
+        const attune__option reported = sm80_packs_rows(search) ? ATTUNE__BLOCK_N : ATTUNE__BLOCK_M;
+        *option = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) ? ATTUNE__NUM_WARPS : reported;
         return sm80_packs_rows(search) ? "the num_warps warps do not divide the tile"
                                        : "each of the num_warps warps takes 16 rows or a multiple";
     }

@@ -122,29 +122,29 @@ static attune_status too_big(const attune__search *search, const attune__found *
     attune__tile_print(&found->tile, tile, sizeof tile);
     attune__cost_exceeds(found->family, search->limits, &found->cost, exceeds, sizeof exceeds);
     attune__text cures = attune__text_begin(text, sizeof text);
-    uint32_t first = ATTUNE__OPTION_COUNT, blamed = ATTUNE__OPTION_COUNT;
+    uint32_t first = ATTUNE__OPTION_COUNT, reported = ATTUNE__OPTION_COUNT;
     for (uint32_t i = 0; i <= ATTUNE__NUM_WARPS; i++) {
         if (!(search->forced & ATTUNE__BIT(i)))
             continue;
-        blamed = blamed < ATTUNE__OPTION_COUNT ? blamed : i;
+        reported = reported < ATTUNE__OPTION_COUNT ? reported : i;
         uint32_t value = nearest(search, i);
         if (!value)
             continue;
         attune__text_add(&cures, "%s%s %u", cures.length ? ", or " : "", attune__option_name(i), value);
         first = first < ATTUNE__OPTION_COUNT ? first : i;
     }
-    if (blamed == ATTUNE__OPTION_COUNT)
+    if (reported == ATTUNE__OPTION_COUNT)
         return kernel_too_big(search, found, exceeds);
-    blamed = first < ATTUNE__OPTION_COUNT ? first : blamed;
+    reported = first < ATTUNE__OPTION_COUNT ? first : reported;
     if (!cures.length) {
         attune__search alone = *search;
-        alone.forced &= ~(ATTUNE__TILE_OPTIONS & ~ATTUNE__BIT(blamed));
-        uint32_t value = attune__option_get(&search->options, blamed);
-        value = succeeds(&alone) ? value : nearest(&alone, blamed);
-        attune__text_add(&cures, "%s %u with the other tile options left out", attune__option_name(blamed), value);
+        alone.forced &= ~(ATTUNE__TILE_OPTIONS & ~ATTUNE__BIT(reported));
+        uint32_t value = attune__option_get(&search->options, reported);
+        value = succeeds(&alone) ? value : nearest(&alone, reported);
+        attune__text_add(&cures, "%s %u with the other tile options left out", attune__option_name(reported), value);
     }
     return attune__fail(ATTUNE_DOES_NOT_FIT, "%s %u does not fit (%s): %s with %s %s; the nearest that fits: %s",
-                        attune__option_name(blamed), attune__option_get(&search->options, blamed),
+                        attune__option_name(reported), attune__option_get(&search->options, reported),
                         pass_name(search->pass), found->family->name, tile, exceeds, text);
 }
 
