@@ -19,7 +19,7 @@ typedef struct ranks_work {
 } ranks_work;
 
 /* Ranks that wait for the calls that rank 0 begins. */
-typedef struct crew {
+typedef struct team {
     const ranks_work *work;
     const attune_partition *partition;
     rank_group group;
@@ -36,9 +36,9 @@ typedef struct crew {
     share_gradients *gradients;
     measurement *time;
     bool measured;
-} crew;
+} team;
 
-static void keep_failure(crew *c, attune_status status)
+static void keep_failure(team *c, attune_status status)
 {
     pthread_mutex_lock(&c->lock);
     if (status != ATTUNE_OK && c->status == ATTUNE_OK) {
@@ -48,7 +48,7 @@ static void keep_failure(crew *c, attune_status status)
     pthread_mutex_unlock(&c->lock);
 }
 
-static void finish_call(crew *c, attune_status status)
+static void finish_call(team *c, attune_status status)
 {
     keep_failure(c, status);
     pthread_mutex_lock(&c->lock);
@@ -57,7 +57,7 @@ static void finish_call(crew *c, attune_status status)
     pthread_mutex_unlock(&c->lock);
 }
 
-static void wait_for_all(crew *c)
+static void wait_for_all(team *c)
 {
     pthread_mutex_lock(&c->lock);
     while (c->done < c->group.size)
@@ -68,7 +68,7 @@ static void wait_for_all(crew *c)
 /* measure_call: from when all ranks may begin until all are done. */
 static bool call_all(void *context, double *seconds)
 {
-    crew *c = context;
+    team *c = context;
     const double begin = measure_clock();
     pthread_mutex_lock(&c->lock);
     c->begun++;
@@ -82,7 +82,7 @@ static bool call_all(void *context, double *seconds)
 }
 
 /* The ranks above 0, until rank 0 ends it. */
-static void follow(crew *c, uint32_t rank)
+static void follow(team *c, uint32_t rank)
 {
     for (uint64_t seen = 0;; seen++) {
         pthread_mutex_lock(&c->lock);
@@ -96,7 +96,7 @@ static void follow(crew *c, uint32_t rank)
     }
 }
 
-static void lead(crew *c)
+static void lead(team *c)
 {
     double seconds;
     wait_for_all(c);
@@ -118,7 +118,7 @@ static void lead(crew *c)
 /* A rank: a device with threads of its own, its share, and its calls. */
 static void run_rank(void *context, uint32_t rank)
 {
-    crew *c = context;
+    team *c = context;
     const ranks_work *w = c->work;
     const attune_instance_desc desc = {.struct_size = sizeof desc, .cpu_threads = w->threads};
     const attune_transport transport = rank_transport(&c->group, rank, true);
@@ -147,7 +147,7 @@ static void run_rank(void *context, uint32_t rank)
 static bool measure_ranks(const ranks_work *work, const attune_partition *partition, uint32_t ranks,
                           ranks_setup *results, measurement *time, report_row *row)
 {
-    crew *c = calloc(1, sizeof *c);
+    team *c = calloc(1, sizeof *c);
     if (!c)
         return row_fail(row, REPORT_FAILED, "out of memory");
     c->work = work;

@@ -15,13 +15,13 @@
 #include "support/heap.h"
 #include "support/random_expr.h"
 
-typedef struct workbench {
+typedef struct fixture {
     heap heap;
     attune__host host;
     attune_instance *instance;
-} workbench;
+} fixture;
 
-static void workbench_open(workbench *w, attune__cache *cache)
+static void fixture_open(fixture *w, attune__cache *cache)
 {
     w->host = (attune__host){.allocator = heap_allocator(&w->heap), .cache = cache};
     const attune_instance_desc desc = {.struct_size = sizeof desc, .cache_folder = ""};
@@ -29,7 +29,7 @@ static void workbench_open(workbench *w, attune__cache *cache)
 }
 
 /* Compiles the automatic plan of a profile. */
-static void compile_problem(workbench *w, const char *profile_name, const attune_problem *problem)
+static void compile_problem(fixture *w, const char *profile_name, const attune_problem *problem)
 {
     attune_profile profile = {.struct_size = sizeof profile};
     cr_assert_eq(attune_profile_find(profile_name, &profile), ATTUNE_OK);
@@ -53,7 +53,7 @@ static void compile_problem(workbench *w, const char *profile_name, const attune
     attune__free(&w->host.allocator, (void *)(uintptr_t)kernel.mods);
 }
 
-static void compile(workbench *w, const char *profile_name, attune_dtype dtype, uint32_t head_dim,
+static void compile(fixture *w, const char *profile_name, attune_dtype dtype, uint32_t head_dim,
                     const attune_expr *mask, const attune_expr *score)
 {
     const attune_problem problem = {.struct_size = sizeof problem,
@@ -70,8 +70,8 @@ static void compile(workbench *w, const char *profile_name, attune_dtype dtype, 
 Test(cuda_compile, mixed_types)
 {
     nvrtc_or_skip();
-    static workbench w;
-    workbench_open(&w, NULL);
+    static fixture w;
+    fixture_open(&w, NULL);
     static const struct {
         attune_dtype q, kv, o;
         int64_t q_len;
@@ -104,8 +104,8 @@ Test(cuda_compile, mixed_types)
 Test(cuda_compile, every_architecture)
 {
     nvrtc_or_skip();
-    static workbench w;
-    workbench_open(&w, NULL);
+    static fixture w;
+    fixture_open(&w, NULL);
     const char *const profiles[] = {"a100", "a6000", "rtx4090", "h200", "b200", "rtx5090"};
     for (size_t i = 0; i < scaled(6) && i < sizeof profiles / sizeof profiles[0]; i++)
         compile(&w, profiles[i], i % 2 ? ATTUNE_F16 : ATTUNE_BF16, i % 3 ? 128 : 64, NULL, NULL);
@@ -117,8 +117,8 @@ Test(cuda_compile, every_architecture)
 Test(cuda_compile, segments_bring_the_merge)
 {
     nvrtc_or_skip();
-    static workbench w;
-    workbench_open(&w, NULL);
+    static fixture w;
+    fixture_open(&w, NULL);
     static const char *const profiles[] = {"a100", "a6000", "rtx4090", "h200", "b200", "rtx5090"};
     for (size_t i = 0; i < scaled(6) && i < sizeof profiles / sizeof profiles[0]; i++) {
         attune_profile profile = {.struct_size = sizeof profile};
@@ -145,8 +145,8 @@ Test(cuda_compile, segments_bring_the_merge)
 Test(cuda_compile, mask_lists)
 {
     nvrtc_or_skip();
-    static workbench w;
-    workbench_open(&w, NULL);
+    static fixture w;
+    fixture_open(&w, NULL);
     static const char *const architectures[] = {"-arch=sm_80", "-arch=sm_90", "-arch=sm_120"};
     for (size_t i = 0; i < sizeof architectures / sizeof architectures[0]; i++) {
         attune__cuda_kernel kernel = {.file = "mask_lists.cu", .option_count = 2};
@@ -162,7 +162,7 @@ Test(cuda_compile, mask_lists)
 }
 
 /* The options of a kernel that includes the header. */
-static void header_options(workbench *w, const char *header, const attune_expr *mask, const attune_expr *score,
+static void header_options(fixture *w, const char *header, const attune_expr *mask, const attune_expr *score,
                            const attune__gradient *gradient, attune__cuda_kernel *kernel)
 {
     const bool hopper = strstr(header, "sm90") || strstr(header, "hopper") || strstr(header, "wgmma"),
@@ -198,8 +198,8 @@ static void header_options(workbench *w, const char *header, const attune_expr *
 Test(cuda_compile, every_header_alone)
 {
     nvrtc_or_skip();
-    static workbench w;
-    workbench_open(&w, NULL);
+    static fixture w;
+    fixture_open(&w, NULL);
     static const attune_symbol symbols[] = {{"bias", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 1},
                                             {"doc", ATTUNE_SYMBOL_CAPTURE, ATTUNE_I32, 1}};
     attune_expr *mask, *score;
@@ -236,9 +236,9 @@ Test(cuda_compile, every_header_alone)
 Test(cuda_compile, random_expressions)
 {
     nvrtc_or_skip();
-    static workbench w;
+    static fixture w;
     static random_expr e;
-    workbench_open(&w, NULL);
+    fixture_open(&w, NULL);
     for (uint64_t i = 0; i < scaled(3); i++) {
         attune_expr *exprs[2];
         for (int j = 0; j < 2; j++) {
@@ -258,8 +258,8 @@ Test(cuda_compile, random_expressions)
 Test(cuda_compile, approximate_tanh)
 {
     nvrtc_or_skip();
-    static workbench w;
-    workbench_open(&w, NULL);
+    static fixture w;
+    fixture_open(&w, NULL);
     attune_expr *mask = NULL, *score = NULL;
     cr_assert_eq(attune_expr_create(w.instance, ATTUNE_EXPR_MASK, "tanh(q * 0.01) >= tanh(kv * 0.01)", NULL, 0, &mask),
                  ATTUNE_OK);
@@ -316,8 +316,8 @@ Test(cuda_compile, approximate_tanh)
 Test(cuda_compile, several_at_once)
 {
     nvrtc_or_skip();
-    static workbench w;
-    workbench_open(&w, NULL);
+    static fixture w;
+    fixture_open(&w, NULL);
     attune__cuda_kernel kernels[3];
     for (int i = 0; i < 3; i++) {
         kernels[i] = (attune__cuda_kernel){.file = "delta.cu", .option_count = 4};
@@ -354,12 +354,12 @@ Test(cuda_compile, several_at_once)
 Test(cuda_compile, the_cache_spares_the_compiler)
 {
     nvrtc_or_skip();
-    static workbench w;
+    static fixture w;
     char folder[] = "/tmp/attune-cuda-XXXXXX";
     cr_assert_not_null(mkdtemp(folder));
     const attune__cache_desc desc = {.allocator = heap_allocator(&w.heap), .folder = folder};
     attune__cache *cache = attune__cache_open(&desc);
-    workbench_open(&w, cache);
+    fixture_open(&w, cache);
     attune__cuda_kernel kernel = {
         .file = "forward_sm80.cu", .mods = "#include \"prelude.cuh\"\nnot C++", .option_count = 2};
     snprintf(kernel.options[0], sizeof kernel.options[0], "-arch=sm_80");

@@ -115,16 +115,16 @@ static const forced fixed_order = {"automatic", {.deterministic = ATTUNE_ON}};
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 #define PICK(array)  (array)[random_expr_next(state) % COUNT(array)]
 
-typedef struct workbench {
+typedef struct fixture {
     heap heap;
     attune__host host;
     attune_instance *instance;
     attune_expr *masks[COUNT(all_masks)], *scores[COUNT(all_scores)];
-    uint64_t compiled, misfits, turn;
+    uint64_t compiled, misfits, draws;
     double seconds;
-} workbench;
+} fixture;
 
-static void open_workbench(workbench *w)
+static void open_fixture(fixture *w)
 {
     nvrtc_or_skip();
     const attune_instance_desc desc = {.struct_size = sizeof desc, .cache_folder = ""};
@@ -140,7 +140,7 @@ static void open_workbench(workbench *w)
                      ATTUNE_OK, "%s", attune_last_error());
 }
 
-static void close_workbench(workbench *w)
+static void close_fixture(fixture *w)
 {
     for (size_t i = 1; i < COUNT(all_masks); i++)
         attune_expr_destroy(w->masks[i]);
@@ -184,7 +184,7 @@ static void check_cubin(const char *what, const attune_limits *limits, const att
         cr_expect_gt(f.mma, 0, "%s: no HMMA", what);
 }
 
-static void compile_role(workbench *w, const attune_limits *limits, const attune__program_desc *desc,
+static void compile_role(fixture *w, const attune_limits *limits, const attune__program_desc *desc,
                          attune__cuda_role role, const char *what, bool automatic)
 {
     attune__cuda_kernel kernel;
@@ -216,12 +216,12 @@ typedef struct entry {
     size_t cache;
 } entry;
 
-static entry entry_drawn(workbench *w, uint64_t *state)
+static entry entry_drawn(fixture *w, uint64_t *state)
 {
     entry e = {.back = random_expr_next(state) % 2};
     /* Every pair of the two comes up in a run, over all architectures; the rest is drawn. */
-    e.dims = all_dims[w->turn % COUNT(all_dims)];
-    e.dtype = all_dtypes[w->turn++ / COUNT(all_dims) % COUNT(all_dtypes)];
+    e.dims = all_dims[w->draws % COUNT(all_dims)];
+    e.dtype = all_dtypes[w->draws++ / COUNT(all_dims) % COUNT(all_dtypes)];
     e.mask = random_expr_next(state) % COUNT(all_masks);
     e.score = random_expr_next(state) % COUNT(all_scores);
     e.forced = e.back ? &PICK(all_forced_backward) : &PICK(all_forced);
@@ -251,7 +251,7 @@ static entry entry_chosen(uint64_t n)
     return e;
 }
 
-static void compile_one(workbench *w, const attune_profile *profile, const entry *e)
+static void compile_one(fixture *w, const attune_profile *profile, const entry *e)
 {
     const bool back = e->back;
     const dims d = e->dims;
@@ -324,32 +324,32 @@ static void compile_one(workbench *w, const attune_profile *profile, const entry
     w->compiled++;
 }
 
-static void open_profile(workbench *w, const char *name, attune_profile *profile)
+static void open_profile(fixture *w, const char *name, attune_profile *profile)
 {
     *profile = (attune_profile){.struct_size = sizeof *profile};
-    open_workbench(w);
+    open_fixture(w);
     cr_assert_eq(attune_profile_find(name, profile), ATTUNE_OK);
 }
 
 static void compile_drawn(const char *name, uint64_t architecture)
 {
-    static workbench w;
+    static fixture w;
     attune_profile profile;
     open_profile(&w, name, &profile);
     uint64_t state = test_seed() + profile.limits.architecture;
     const uint64_t wanted = scaled(KERNELS);
-    w.turn = architecture * wanted;
+    w.draws = architecture * wanted;
     for (uint64_t tries = 0; w.compiled < wanted && tries < 4 * wanted; tries++) {
         const entry e = entry_drawn(&w, &state);
         compile_one(&w, &profile, &e);
     }
     cr_assert_eq(w.compiled, wanted, "%llu of %llu", (unsigned long long)w.compiled, (unsigned long long)wanted);
-    close_workbench(&w);
+    close_fixture(&w);
 }
 
 static void compile_chosen(const char *name)
 {
-    static workbench w;
+    static fixture w;
     attune_profile profile;
     open_profile(&w, name, &profile);
     const uint64_t wanted = scaled(CHOSEN), count = wanted < CHOSEN_COUNT ? wanted : CHOSEN_COUNT;
@@ -361,7 +361,7 @@ static void compile_chosen(const char *name)
         const entry e = entry_chosen((first + i) % CHOSEN_COUNT * 1009 % CHOSEN_COUNT);
         compile_one(&w, &profile, &e);
     }
-    close_workbench(&w);
+    close_fixture(&w);
 }
 
 /* The nth of those over a cache, of which a run has some. */
@@ -386,7 +386,7 @@ static entry entry_served(uint64_t n)
 
 static void compile_served(const char *name)
 {
-    static workbench w;
+    static fixture w;
     attune_profile profile;
     open_profile(&w, name, &profile);
     const uint64_t wanted = scaled(SERVED), count = wanted < SERVED_COUNT ? wanted : SERVED_COUNT;
@@ -398,7 +398,7 @@ static void compile_served(const char *name)
         const entry e = entry_served((first + i) * 1009 % SERVED_COUNT);
         compile_one(&w, &profile, &e);
     }
-    close_workbench(&w);
+    close_fixture(&w);
 }
 
 /* Plans that had spilled, and that no draw is sure to meet: a pass of entry_chosen, and places in the tables. */
@@ -414,13 +414,13 @@ Test(cuda_chosen, those_that_spilled)
         {"b200", FORWARD, 4, 0, 3},  {"b200", BACKWARD, 5, 1, 6}, {"b200", FIXED_ORDER, 4, 6, 3},
     };
     for (size_t i = 0; i < COUNT(were); i++) {
-        static workbench w;
+        static fixture w;
         attune_profile profile;
         open_profile(&w, were[i].profile, &profile);
         const uint64_t scores = were[i].score + COUNT(all_scores) * were[i].dims;
         const entry e = entry_chosen(were[i].pass + PASSES * (were[i].mask + COUNT(all_masks) * scores));
         compile_one(&w, &profile, &e);
-        close_workbench(&w);
+        close_fixture(&w);
     }
 }
 
@@ -448,7 +448,7 @@ ARCHITECTURE(sm_120a, "rtx5090", 5)
 /* The kernels that KERNEL alone selects, in both architectures that have tcgen05. */
 Test(cuda_plans, tcgen05)
 {
-    static workbench w;
+    static fixture w;
     static const forced named = {"automatic", {.kernel = "cuda_sm100a"}};
     static const uint32_t architectures[] = {100, 103};
     attune_profile profile;
@@ -466,13 +466,13 @@ Test(cuda_plans, tcgen05)
         compile_one(&w, &profile, &e);
     }
     cr_assert_eq(w.misfits, 0);
-    close_workbench(&w);
+    close_fixture(&w);
 }
 
 /* Likewise backward, whose head dimensions are up to 128. */
 Test(cuda_plans, tcgen05_backward)
 {
-    static workbench w;
+    static fixture w;
     static const forced named[] = {{"automatic", {.kernel = "cuda_sm100a"}},
                                    {"automatic", {.kernel = "cuda_sm100a", .deterministic = ATTUNE_ON}}};
     static const dims some_dims[] = {{128, 128}, {64, 64}, {96, 96}, {72, 40}, {64, 128}};
@@ -493,7 +493,7 @@ Test(cuda_plans, tcgen05_backward)
         compile_one(&w, &profile, &e);
     }
     cr_assert_eq(w.misfits, 0);
-    close_workbench(&w);
+    close_fixture(&w);
 }
 
 /* The reader refuses damaged cubins. */

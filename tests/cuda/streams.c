@@ -65,8 +65,8 @@ static attune_tensor captured(const scene *s, int i)
     return (attune_tensor){.buffer = s->captures[i], .dtype = symbols[i].dtype, .rank = 1, .size = {symbol_sizes[i]}};
 }
 
-/* Turns a forward scene, which has run once, into a backward one. */
-static void scene_turn(scene *s, attune_problem *problem, uint64_t *state)
+/* Runs the forward plan once, for O and LSE, and replaces it with a backward one. */
+static void scene_to_backward(scene *s, attune_problem *problem, uint64_t *state)
 {
     const attune_tensor q = {.buffer = s->q, .dtype = s->dtype, .rank = 4, .size = {1, HEADS, s->q_len, DIM}};
     const attune_tensor k = {.buffer = s->k, .dtype = s->dtype, .rank = 4, .size = {1, KV_HEADS, KEYS, DIM}};
@@ -163,7 +163,7 @@ static void scene_open(scene *s, attune_dtype dtype, int64_t q_len, bool back)
     for (int i = 0; i < 2; i++)
         s->captures[i] = random_buffer(s->device, symbols[i].dtype, symbol_sizes[i], &state);
     if (back)
-        scene_turn(s, &problem, &state);
+        scene_to_backward(s, &problem, &state);
     const uint64_t workspace = attune_plan_workspace_size(s->plan);
     for (int i = 0; i < THREADS; i++) {
         s->o[i] = random_buffer(s->device, ATTUNE_BF16, (int64_t)s->o_bytes / 2, &state);

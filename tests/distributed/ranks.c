@@ -8,7 +8,7 @@ void rank_group_init(rank_group *group, uint32_t size)
 {
     memset(group, 0, sizeof *group);
     group->size = size;
-    pthread_mutex_init(&group->turn, NULL);
+    pthread_mutex_init(&group->compute, NULL);
     if (size > MOST_RANKS || attune_threads_init(&group->threads, size) != ATTUNE_OK)
         abort();
     for (uint32_t r = 0; r < size; r++) {
@@ -20,19 +20,19 @@ void rank_group_init(rank_group *group, uint32_t size)
 void rank_group_finish(rank_group *group)
 {
     attune_threads_finish(&group->threads);
-    pthread_mutex_destroy(&group->turn);
+    pthread_mutex_destroy(&group->compute);
 }
 
-static void take_turn(rank_group *group)
+static void begin_computing(rank_group *group)
 {
-    if (group->in_turn)
-        pthread_mutex_lock(&group->turn);
+    if (group->one_at_a_time)
+        pthread_mutex_lock(&group->compute);
 }
 
-static void end_turn(rank_group *group)
+static void end_computing(rank_group *group)
 {
-    if (group->in_turn)
-        pthread_mutex_unlock(&group->turn);
+    if (group->one_at_a_time)
+        pthread_mutex_unlock(&group->compute);
 }
 
 static bool fails(struct rank_end *end, bool here)
@@ -50,9 +50,9 @@ static attune_status gather(void *user, const void *mine, void *all, size_t size
     struct rank_end *end = user;
     if (fails(end, end->group->fault.gather))
         return ATTUNE_IO;
-    end_turn(end->group);
+    end_computing(end->group);
     const attune_status status = end->shared.gather(end->shared.user, mine, all, size);
-    take_turn(end->group);
+    begin_computing(end->group);
     return status;
 }
 
@@ -65,18 +65,18 @@ static attune_status begin(void *user, const attune_message *sends, uint32_t sen
         (void)attune_buffer_read(NULL, 0, NULL, 1);
         return ATTUNE_IO;
     }
-    end_turn(end->group);
+    end_computing(end->group);
     const attune_status status =
         end->shared.exchange(end->shared.user, sends, send_count, receives, receive_count, queue);
-    take_turn(end->group);
+    begin_computing(end->group);
     return status;
 }
 
 static attune_status complete(struct rank_end *end, attune_queue *queue)
 {
-    end_turn(end->group);
+    end_computing(end->group);
     const attune_status status = end->shared.finish(end->shared.user, queue);
-    take_turn(end->group);
+    begin_computing(end->group);
     return status;
 }
 
@@ -96,9 +96,9 @@ static attune_status finish(void *user, attune_queue *queue)
 static void abort_all(void *user)
 {
     struct rank_end *end = user;
-    end_turn(end->group);
+    end_computing(end->group);
     end->shared.abort(end->shared.user);
-    take_turn(end->group);
+    begin_computing(end->group);
 }
 
 attune_transport rank_transport(rank_group *group, uint32_t rank, bool late)
@@ -122,9 +122,9 @@ typedef struct runner {
 static void *start(void *argument)
 {
     const runner *r = argument;
-    take_turn(r->group);
+    begin_computing(r->group);
     r->body(r->context, r->rank);
-    end_turn(r->group);
+    end_computing(r->group);
     return NULL;
 }
 

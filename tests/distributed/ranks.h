@@ -22,8 +22,8 @@ typedef struct rank_group {
     attune_threads threads;
     uint32_t size;
     rank_fault fault;
-    bool in_turn; /* one rank at a time computes: the others wait, or have met */
-    pthread_mutex_t turn;
+    bool one_at_a_time; /* one rank at a time computes: the others wait, or have met */
+    pthread_mutex_t compute;
     struct rank_end {
         struct rank_group *group;
         attune_transport shared; /* of attune/threads.h */

@@ -473,7 +473,7 @@ void sharing_begin(sharing *s, const attention *a, uint64_t number)
     s->gradients = (case_gradients){.lse = &s->lse};
     cr_assert(!s->backward || make_gradients(a, &s->o, &s->lse, number, &s->gradients));
     rank_group_init(&s->group, s->ranks);
-    s->group.in_turn = s->in_turn;
+    s->group.one_at_a_time = s->one_at_a_time;
 }
 
 void sharing_end(sharing *s)
@@ -499,7 +499,7 @@ void sharing_open_devices(sharing *s, const char *const *backends, uint32_t coun
 {
     sharing_open(s);
     s->device_count = count;
-    s->in_turn = getenv("ATTUNE_MODEL_CUDA"); /* the model has no threads */
+    s->one_at_a_time = getenv("ATTUNE_MODEL_CUDA"); /* the model has no threads */
     for (uint32_t i = 0; i < count; i++) {
         attune_device_info info = {.struct_size = sizeof info};
         /* PoCL 3.1 miscounts the references to a kernel that two queues run at once: its ranks share a queue. */

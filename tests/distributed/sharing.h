@@ -30,7 +30,7 @@ typedef struct sharing {
     attune_device *devices[MOST_RANKS]; /* of ranks in turn; none = `device` */
     bool opened[MOST_RANKS];            /* not shared with a rank before */
     uint32_t device_count;
-    bool in_turn; /* ranks compute one at a time */
+    bool one_at_a_time; /* ranks compute one after another */
     const attention_case *c;
     const attention *a;
     attune_mask *mask;

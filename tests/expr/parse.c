@@ -642,15 +642,15 @@ Test(parse, damaged_texts)
     cr_log_info("%llu texts, %llu refused", (unsigned long long)count, (unsigned long long)refusals);
 }
 
-/* Fails the allocation whose turn it is; counts what is out. */
+/* Fails the allocation after `before` others; counts those that are not released. */
 typedef struct failing {
-    int turn, live;
+    int before, live;
 } failing;
 
 static void *failing_alloc(void *user, size_t size, size_t alignment)
 {
     failing *f = user;
-    if (f->turn-- == 0)
+    if (f->before-- == 0)
         return NULL;
     f->live++;
     return aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
@@ -668,14 +668,14 @@ Test(parse, memory_failures)
     failing state = {0, 0};
     attune_allocator allocator = {failing_alloc, failing_release, &state};
     static int32_t data[100];
-    int turn = 0;
-    for (bool done = false; !done; turn++) {
+    int number = 0;
+    for (bool done = false; !done; number++) {
         attune_expr *expr = NULL, *joined = NULL;
         attune__ranges *ranges = NULL;
         attune_array array;
         attune__value value;
         char text[256];
-        state.turn = turn;
+        state.before = number;
         attune_status status = attune__expr_parse(&allocator, M, "causal && document(doc)", symbols, SYMBOLS, &expr);
         if (status == ATTUNE_OK)
             status = attune__expr_combine(&allocator, ATTUNE__OP_NOT, expr, NULL, &joined);
@@ -691,7 +691,7 @@ Test(parse, memory_failures)
         attune__ranges_destroy(ranges);
         attune__expr_release(joined);
         attune__expr_release(expr);
-        cr_assert(state.live == 0, "allocation %d: %d left", turn, state.live);
+        cr_assert(state.live == 0, "allocation %d: %d left", number, state.live);
     }
-    cr_log_info("%d allocations", turn - 1);
+    cr_log_info("%d allocations", number - 1);
 }

@@ -15,23 +15,23 @@
 
 #define KEPT 1000
 
-typedef struct kitchen {
+typedef struct fixture {
     char folder[64];
     attune__vulkan_overrides overrides;
     attune_instance *instance;
     attune_device *device;
-} kitchen;
+} fixture;
 
-static void reopen(kitchen *k)
+static void reopen(fixture *k)
 {
     attune_device_destroy(k->device);
     cr_assert_eq(open_with(k->instance, &k->overrides, &k->device), ATTUNE_OK, "%s", attune_last_error());
 }
 
-static void kitchen_open(kitchen *k)
+static void fixture_open(fixture *k)
 {
-    *k = (kitchen){.overrides = {.get = fake_get()}};
-    snprintf(k->folder, sizeof k->folder, "/tmp/attune-kitchen-XXXXXX");
+    *k = (fixture){.overrides = {.get = fake_get()}};
+    snprintf(k->folder, sizeof k->folder, "/tmp/attune-cache-XXXXXX");
     cr_assert_not_null(mkdtemp(k->folder));
     const attune_instance_desc desc = {.struct_size = sizeof desc, .cache_folder = k->folder};
     cr_assert_eq(attune_instance_create(&desc, &k->instance), ATTUNE_OK);
@@ -40,7 +40,7 @@ static void kitchen_open(kitchen *k)
 }
 
 /* Calls `visit` for each file whose name begins with the kind; returns how many there are. */
-static int each(const kitchen *k, const char *kind, void (*visit)(const char *path))
+static int each(const fixture *k, const char *kind, void (*visit)(const char *path))
 {
     int count = 0;
     DIR *list = opendir(k->folder);
@@ -63,7 +63,7 @@ static void forget(const char *path)
     unlink(path);
 }
 
-static void kitchen_close(kitchen *k)
+static void fixture_close(fixture *k)
 {
     attune_device_destroy(k->device);
     attune_instance_destroy(k->instance);
@@ -72,7 +72,7 @@ static void kitchen_close(kitchen *k)
     cr_expect_eq(fake.wrong, 0);
 }
 
-static attune_status cook(const kitchen *k, const char *score)
+static attune_status make_plan(const fixture *k, const char *score)
 {
     attune_expr *expr;
     const attune_symbol heat = {"heat", ATTUNE_SYMBOL_PARAMETER, ATTUNE_F32, 0};
@@ -88,10 +88,10 @@ static attune_status cook(const kitchen *k, const char *score)
 }
 
 /* Makes a program and expects all its pipelines to come from the disk, or none. */
-static void expect(const kitchen *k, const char *score, bool hit)
+static void expect(const fixture *k, const char *score, bool hit)
 {
     const int given = fake.given, empty = fake.empty;
-    cr_assert_eq(cook(k, score), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(make_plan(k, score), ATTUNE_OK, "%s", attune_last_error());
     if (hit) {
         cr_expect_gt(fake.given, given);
         cr_expect_eq(fake.empty, empty);
@@ -103,8 +103,8 @@ static void expect(const kitchen *k, const char *score, bool hit)
 
 Test(vulkan_cache, the_second_time_is_from_the_disk)
 {
-    kitchen k;
-    kitchen_open(&k);
+    fixture k;
+    fixture_open(&k);
     expect(&k, "score * heat", false);
     const int modules = each(&k, "vulkan-module", NULL), pipelines = each(&k, "vulkan-pipeline", NULL);
     cr_expect_eq(modules, 1);
@@ -117,7 +117,7 @@ Test(vulkan_cache, the_second_time_is_from_the_disk)
     expect(&k, "score * heat * 2", false);
     expect(&k, "score * heat * 3", false);
     expect(&k, "score * heat * 2", true);
-    kitchen_close(&k);
+    fixture_close(&k);
 }
 
 static void flip(const char *path)
@@ -147,8 +147,8 @@ static void empty(const char *path)
 
 Test(vulkan_cache, damage_is_a_miss_and_is_mended)
 {
-    kitchen k;
-    kitchen_open(&k);
+    fixture k;
+    fixture_open(&k);
     expect(&k, "score * heat", false);
     void (*const damages[])(const char *) = {flip, shorten, empty};
     for (size_t i = 0; i < sizeof damages / sizeof damages[0]; i++) {
@@ -156,13 +156,13 @@ Test(vulkan_cache, damage_is_a_miss_and_is_mended)
         expect(&k, "score * heat", false);
         expect(&k, "score * heat", true);
     }
-    kitchen_close(&k);
+    fixture_close(&k);
 }
 
 Test(vulkan_cache, another_driver_is_a_miss)
 {
-    kitchen k;
-    kitchen_open(&k);
+    fixture k;
+    fixture_open(&k);
     expect(&k, "score * heat", false);
     fake.driver = 1;
     reopen(&k);
@@ -172,10 +172,10 @@ Test(vulkan_cache, another_driver_is_a_miss)
     fake.driver = 0;
     reopen(&k);
     expect(&k, "score * heat", true);
-    kitchen_close(&k);
+    fixture_close(&k);
 }
 
-static const kitchen *forged;
+static const fixture *forged;
 
 /* A sound entry under the right key, with data that say they are another vendor's. */
 static void forge(const char *path)
@@ -202,8 +202,8 @@ static void forge(const char *path)
 
 Test(vulkan_cache, data_with_another_header_never_reach_the_driver)
 {
-    kitchen k;
-    kitchen_open(&k);
+    fixture k;
+    fixture_open(&k);
     expect(&k, "score * heat", false);
     forged = &k;
     cr_assert_gt(each(&k, "vulkan-pipeline", forge), 0);
@@ -214,20 +214,20 @@ Test(vulkan_cache, data_with_another_header_never_reach_the_driver)
     fake.foreign = true;
     expect(&k, "score + heat", false);
     cr_expect_eq(each(&k, "vulkan-pipeline", NULL), pipelines);
-    kitchen_close(&k);
+    fixture_close(&k);
 }
 
 Test(vulkan_cache, never_decides_whether_a_program_is_made)
 {
-    kitchen k;
-    kitchen_open(&k);
+    fixture k;
+    fixture_open(&k);
     expect(&k, "score * heat", false);
     fake.refuse_kept = true;
     expect(&k, "score * heat", true);
     fake.refuse_kept = false;
     fake.no_cache = true;
-    cr_expect_eq(cook(&k, "score * heat"), ATTUNE_OK, "%s", attune_last_error());
-    cr_expect_eq(cook(&k, "score - heat"), ATTUNE_OK, "%s", attune_last_error());
+    cr_expect_eq(make_plan(&k, "score * heat"), ATTUNE_OK, "%s", attune_last_error());
+    cr_expect_eq(make_plan(&k, "score - heat"), ATTUNE_OK, "%s", attune_last_error());
     fake.no_cache = false;
     /* The folder goes, and a file takes its place. */
     each(&k, "", forget);
@@ -239,25 +239,25 @@ Test(vulkan_cache, never_decides_whether_a_program_is_made)
     cr_assert_eq(unlink(k.folder), 0);
     expect(&k, "score * heat", false);
     expect(&k, "score * heat", true);
-    kitchen_close(&k);
+    fixture_close(&k);
 }
 
-static void *cook_much(void *kitchen_)
+static void *make_plans(void *fixture_)
 {
     static const char *const scores[] = {"score * heat", "score + heat", "score - heat"};
     attune_status *status = calloc(1, sizeof *status);
     for (int i = 0; i < 6 && *status == ATTUNE_OK; i++)
-        *status = cook(kitchen_, scores[i % 3]);
+        *status = make_plan(fixture_, scores[i % 3]);
     return status;
 }
 
 Test(vulkan_cache, two_threads)
 {
-    kitchen k;
-    kitchen_open(&k);
+    fixture k;
+    fixture_open(&k);
     pthread_t threads[2];
     for (int i = 0; i < 2; i++)
-        cr_assert_eq(pthread_create(&threads[i], NULL, cook_much, &k), 0);
+        cr_assert_eq(pthread_create(&threads[i], NULL, make_plans, &k), 0);
     for (int i = 0; i < 2; i++) {
         void *status;
         pthread_join(threads[i], &status);
@@ -266,5 +266,5 @@ Test(vulkan_cache, two_threads)
     }
     cr_expect_eq(each(&k, "vulkan-module", NULL), 3);
     expect(&k, "score - heat", true);
-    kitchen_close(&k);
+    fixture_close(&k);
 }
