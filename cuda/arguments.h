@@ -10,6 +10,7 @@
  *     serving_sm80.cu  attune_serving_sm80      cuda_sm80    attune_cuda_arguments, attune_cuda_serving
  *                      attune_schedule_sm80     the same     the same; only with ATTUNE_PARTS
  *     forward_sm90.cu  attune_forward_sm90      cuda_sm90a   attune_cuda_arguments, CUtensorMap q, k, v
+ *     forward_sm100.cu attune_forward_sm100     cuda_sm100a  the same
  *     delta.cu         attune_delta             all          attune_cuda_arguments, attune_cuda_backward
  *                      attune_sums              the same     attune_cuda_sums; only with capture gradients
  *                      attune_sinks             the same     as attune_delta; only with gradients of sinks
@@ -17,6 +18,13 @@
  *     backward_atomic_sm80.cu attune_backward_atomic_sm80, attune_backward_dq_sm80   cuda_sm80_atomic   the same
  *     backward_sm90.cu attune_backward_sm90     cuda_sm90a   the same, CUtensorMap q, k, v, d_o
  *                      attune_backward_dq_sm90  the same     attune_cuda_arguments, attune_cuda_backward; for clusters
+ *     backward_sm100.cu attune_backward_sm100   cuda_sm100a  the same, CUtensorMap q, k, v, d_o
+ *     append.cu        attune_append            all          attune_cuda_append, attune_cuda_serving
+ *     merge.cu         attune_merge, attune_merge_backward, and the same with _TYPE_PARTS
+ *                                               all          attune_cuda_merge
+ *     mask_lists.cu    attune_mask_classify, attune_mask_offsets, attune_mask_indices
+ *                                               all          attune_cuda_mask_lists
+ *     measure.cu       attune_measure           all          u32 iterations, u64 result
  *
  * A source is specialised with -D (config.cuh has the defaults):
  *

@@ -626,6 +626,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             u32 stage = 0;
             float o[1][DV_TILES][4] = {}, m[1][2] = {{-ATTUNE_INF, -ATTUNE_INF}}, l[1][2] = {};
 
+            /* 1: load Q, and the first tiles of K. */
             load_q(q_tile, a, found);
             next_keys next;
             bool absent_next[AHEAD];
@@ -714,6 +715,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                         load_rows<K_TYPE, HEAD_DIM, CHUNKS_D>(k_tile, a.k, s.k_scale, t, later, k_factors);
                 }
             }
+            /* 7: store O and LSE, or a partial result. */
             copy_wait<0>();
             __syncthreads();
             save_groups((float *)memory, (float *)(memory + AT.ml), o, m, l);
