@@ -2,23 +2,10 @@
 /* The rules one by one: families, decode, masks, workspace, limits, profiles. */
 #include "plan/plan_test.h"
 
-#include "base/alloc.h"
-#include "expr/expr.h"
 #include "plan/family_cpu.h"
 #include "plan/family_cuda.h"
 #include "plan/layout.h"
 #include "support/random_expr.h"
-
-static attune_problem problem_of(attune_dtype dtype, uint32_t head_dim, int64_t q_len, int64_t kv_len)
-{
-    return (attune_problem){.struct_size = sizeof(attune_problem),
-                            .dtype = dtype,
-                            .head_dim = head_dim,
-                            .heads = 8,
-                            .kv_heads = 2,
-                            .q_len = q_len,
-                            .kv_len = kv_len};
-}
 
 Test(choose, each_device_gets_its_fastest_kernel)
 {
@@ -199,73 +186,6 @@ Test(choose, the_last_tiles_are_shared_out)
     }
 }
 
-/* It has never run on hardware. */
-Test(choose, tcgen05_by_name_alone)
-{
-    static const char named[] = "{\"KERNEL\": \"cuda_sm100a\"}";
-    attune_problem p = problem_of(ATTUNE_BF16, 128, 2048, 2048);
-    attune_limits b200 = device("b200");
-    char text[8192];
-    cr_assert_str_eq(plan("b200", &p, NULL).kernel, "cuda_sm80");
-    cr_assert_eq(attune_plan_choose_explain(&b200, &p, NULL, ATTUNE_TEXT, text, sizeof text, NULL), ATTUNE_OK);
-    cr_assert(strstr(text, "cuda_sm100a: it has never run on hardware, so that only KERNEL selects it"), "%s", text);
-    const attune_kernel_options by_name = {.struct_size = sizeof by_name, .any = {.kernel = "cuda_sm100a"}};
-    cr_assert_eq(attune_plan_choose_explain(&b200, &p, &by_name, ATTUNE_TEXT, text, sizeof text, NULL), ATTUNE_OK);
-    cr_assert(strstr(text, "it has never run on hardware"), "%s", text);
-    static const struct {
-        uint32_t head_dim, head_dim_v, m, n, warps, stages;
-    } table[] = {{64, 64, 256, 128, 16, 2},   {128, 128, 256, 128, 16, 2}, {96, 96, 256, 128, 16, 2},
-                 {192, 128, 128, 128, 12, 2}, {256, 256, 128, 64, 12, 2},  {8, 72, 256, 128, 16, 2}};
-    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
-        p.head_dim = table[i].head_dim;
-        p.head_dim_v = table[i].head_dim_v;
-        const attune_plan_choice c = plan("b200", &p, named);
-        cr_expect_str_eq(c.kernel, "cuda_sm100a");
-        cr_expect(c.block_m == table[i].m && c.block_n == table[i].n && c.num_warps == table[i].warps &&
-                      c.num_stages == table[i].stages && c.occupancy == 1,
-                  "head dimensions %u and %u: %u x %u, %u warps, %u stages, occupancy %u", p.head_dim, p.head_dim_v,
-                  c.block_m, c.block_n, c.num_warps, c.num_stages, c.occupancy);
-        cr_expect_eq(c.short_q_len, 0);
-    }
-    p.head_dim = p.head_dim_v = 128;
-    p.block_mask = true;
-    p.mask_q_block = 64;
-    EXPECT_ERROR("b200", &p, named, ATTUNE_UNSUPPORTED, "must divide the block of the mask");
-    p.mask_q_block = 128;
-    cr_expect_eq(plan("b200", &p, named).block_m, 256);
-    EXPECT_ERROR("b200", &p, "{\"KERNEL\": \"cuda_sm100a\", \"BLOCK_N\": 256}", ATTUNE_INVALID_ARGUMENT,
-                 "32, 64 or 128 keys");
-    EXPECT_ERROR("h200", &p, named, ATTUNE_UNSUPPORTED, "no tcgen05");
-    p.block_mask = false;
-    p.mask_q_block = 0;
-    p.direction = ATTUNE_BACKWARD;
-    cr_assert_str_eq(plan("b200", &p, NULL).kernel, "cuda_sm80_atomic");
-    static const struct {
-        uint32_t head_dim, head_dim_v;
-        bool fits;
-    } backward[] = {{64, 64, true}, {128, 128, true},  {96, 40, true},
-                    {8, 128, true}, {192, 128, false}, {64, 136, false}};
-    for (size_t i = 0; i < sizeof backward / sizeof backward[0]; i++) {
-        p.head_dim = backward[i].head_dim;
-        p.head_dim_v = backward[i].head_dim_v;
-        if (!backward[i].fits) {
-            EXPECT_ERROR("b200", &p, named, ATTUNE_UNSUPPORTED, "head dimensions up to 128");
-            continue;
-        }
-        const attune_plan_choice c = plan("b200", &p, named);
-        cr_expect(!strcmp(c.kernel, "cuda_sm100a") && c.block_m1 == 128 && c.block_n1 == 128 && c.num_warps == 16 &&
-                      c.num_stages == 2 && c.occupancy == 1 && !c.deterministic,
-                  "head dimensions %u and %u", p.head_dim, p.head_dim_v);
-        cr_expect(plan("b200", &p, "{\"KERNEL\": \"cuda_sm100a\", \"DETERMINISTIC\": true}").deterministic);
-    }
-    p.head_dim = p.head_dim_v = 128;
-    EXPECT_ERROR("b200", &p, "{\"KERNEL\": \"cuda_sm100a\", \"bwd_BLOCK_M1\": 64}", ATTUNE_INVALID_ARGUMENT,
-                 "128 x 128");
-    p.block_mask = true;
-    p.mask_kv_block = 64;
-    EXPECT_ERROR("b200", &p, named, ATTUNE_UNSUPPORTED, "must divide the block of the mask");
-}
-
 Test(choose, a_kernel_that_the_device_cannot_have_is_explained)
 {
     attune_problem p = problem_of(ATTUNE_BF16, 128, 2048, 2048);
@@ -397,79 +317,6 @@ Test(choose, whole_blocks_leave_the_tile_as_it_is)
                      plain.split_kv);
         cr_expect_eq(whole.block_m, plain.block_m);
     }
-}
-
-/* Over a cache the kernel evaluates the mask: its blocks and its heads change no tile. */
-Test(choose, a_mask_over_a_cache_leaves_the_tile_as_it_is)
-{
-    static const char *const devices[] = {"h200", "rdna3", "vulkan-minimum", "opencl-minimum", "pocl", "rusticl"};
-    static const uint32_t blocks[] = {16, 48, 80, 128};
-    attune_expr *mask = NULL;
-    cr_assert_eq(attune__expr_parse(&attune__default_allocator, ATTUNE_EXPR_MASK, "q >= kv + h", NULL, 0, &mask),
-                 ATTUNE_OK);
-    for (size_t i = 0; i < sizeof devices / sizeof devices[0]; i++)
-        for (int64_t q_len = 1; q_len <= 64; q_len *= 4) {
-            attune_problem p = problem_of(ATTUNE_F32, 64, q_len, 500);
-            p.tokens = p.batch = 40, p.page = 16;
-            const attune_plan_choice plain = plan(devices[i], &p, NULL);
-            p.mask = mask;
-            for (size_t b = 0; b < sizeof blocks / sizeof blocks[0]; b++) {
-                p.mask_q_block = p.mask_kv_block = blocks[b];
-                const attune_plan_choice masked = plan(devices[i], &p, NULL);
-                cr_expect_str_eq(masked.kernel, plain.kernel);
-                cr_expect(masked.block_m == plain.block_m && masked.block_n == plain.block_n,
-                          "%s, %lld rows, blocks of %u: %u x %u, without a mask %u x %u", devices[i], (long long)q_len,
-                          blocks[b], masked.block_m, masked.block_n, plain.block_m, plain.block_n);
-            }
-        }
-    attune__expr_release(mask);
-}
-
-/* The loops of a workgroup are those of its tile: more rows of a lane, fewer keys. */
-Test(choose, a_tile_over_a_cache_has_as_many_keys_as_its_loops)
-{
-    attune_problem p = problem_of(ATTUNE_F32, 64, 100, 640);
-    p.tokens = 100, p.page = 16;
-    cr_expect_str_eq(plan("rusticl", &p, NULL).kernel, "opencl_serving");
-    EXPECT_ERROR("rusticl", &p, "{\"BLOCK_M\": 128}", ATTUNE_INVALID_ARGUMENT,
-                 "there are more keys than the driver lets one workgroup read", "the nearest is");
-    cr_expect_eq(plan("pocl", &p, "{\"BLOCK_M\": 32}").block_m, 32, "vectors are no lanes of llvmpipe");
-    p.kv_len = 64;
-    cr_expect_eq(plan("rusticl", &p, "{\"BLOCK_M\": 128}").block_m, 128);
-    p.kv_len = 700;
-    EXPECT_ERROR("rusticl", &p, "{}", ATTUNE_UNSUPPORTED,
-                 "there are more keys than the driver lets one workgroup read");
-}
-
-/* The widest heads, on the least local memory that a device may have. */
-Test(choose, caches_of_wide_heads_fit_the_smallest_local_memory)
-{
-    static const char *const devices[] = {"opencl-minimum", "pocl", "opencl-nvidia"};
-    for (size_t i = 0; i < sizeof devices / sizeof devices[0]; i++)
-        for (uint32_t d = 8; d <= 576; d += 8) {
-            attune_problem p = problem_of(ATTUNE_BF16, d, 1, 4096);
-            p.head_dim_v = d < 512 ? d : 512;
-            p.tokens = 1, p.page = 16;
-            attune_limits limits = device(devices[i]);
-            limits.shared_memory = 16384;
-            attune_plan_choice c = {.struct_size = sizeof c};
-            cr_expect_eq(attune_plan_choose(&limits, &p, NULL, &c), ATTUNE_OK, "%s, %u: %s", devices[i], d,
-                         attune_last_error());
-            cr_expect_leq(c.shared_memory, 16384);
-        }
-}
-
-/* The cure for an option that the kernel does not read is one for this problem. */
-Test(choose, splits_over_a_cache)
-{
-    attune_problem p = problem_of(ATTUNE_F32, 64, 1, 500);
-    p.tokens = 4, p.page = 16;
-    attune_limits limits = device("pocl");
-    attune_kernel_options o = options("{\"SPLIT_KV\": 2}");
-    attune_plan_choice c = {.struct_size = sizeof c};
-    cr_assert_eq(attune_plan_choose(&limits, &p, &o, &c), ATTUNE_INVALID_ARGUMENT);
-    cr_expect_str_eq(attune_last_error(),
-                     "SPLIT_KV is given, but kernel opencl_serving (forward) does not read it: leave it out");
 }
 
 Test(choose, cpu_scratch_and_workspace)

@@ -34,6 +34,18 @@ static inline attune_plan_choice plan(const char *name, const attune_problem *pr
     return c;
 }
 
+/* Eight query heads on two of keys. */
+static inline attune_problem problem_of(attune_dtype dtype, uint32_t head_dim, int64_t q_len, int64_t kv_len)
+{
+    return (attune_problem){.struct_size = sizeof(attune_problem),
+                            .dtype = dtype,
+                            .head_dim = head_dim,
+                            .heads = 8,
+                            .kv_heads = 2,
+                            .q_len = q_len,
+                            .kv_len = kv_len};
+}
+
 /* Expects a status whose message has all the words, up to a NULL. */
 static inline void expect_error(const char *name, const attune_problem *problem, const char *json, attune_status status,
                                 const char *const *words)

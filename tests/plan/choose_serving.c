@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: MIT */
+/* Plans of calls over a cache: tiles, shared memory, splits. */
+#include "plan/plan_test.h"
+
+#include "base/alloc.h"
+#include "expr/expr.h"
+
+/* Over a cache the kernel evaluates the mask: its blocks and its heads change no tile. */
+Test(choose, a_mask_over_a_cache_leaves_the_tile_as_it_is)
+{
+    static const char *const devices[] = {"h200", "rdna3", "vulkan-minimum", "opencl-minimum", "pocl", "rusticl"};
+    static const uint32_t blocks[] = {16, 48, 80, 128};
+    attune_expr *mask = NULL;
+    cr_assert_eq(attune__expr_parse(&attune__default_allocator, ATTUNE_EXPR_MASK, "q >= kv + h", NULL, 0, &mask),
+                 ATTUNE_OK);
+    for (size_t i = 0; i < sizeof devices / sizeof devices[0]; i++)
+        for (int64_t q_len = 1; q_len <= 64; q_len *= 4) {
+            attune_problem p = problem_of(ATTUNE_F32, 64, q_len, 500);
+            p.tokens = p.batch = 40, p.page = 16;
+            const attune_plan_choice plain = plan(devices[i], &p, NULL);
+            p.mask = mask;
+            for (size_t b = 0; b < sizeof blocks / sizeof blocks[0]; b++) {
+                p.mask_q_block = p.mask_kv_block = blocks[b];
+                const attune_plan_choice masked = plan(devices[i], &p, NULL);
+                cr_expect_str_eq(masked.kernel, plain.kernel);
+                cr_expect(masked.block_m == plain.block_m && masked.block_n == plain.block_n,
+                          "%s, %lld rows, blocks of %u: %u x %u, without a mask %u x %u", devices[i], (long long)q_len,
+                          blocks[b], masked.block_m, masked.block_n, plain.block_m, plain.block_n);
+            }
+        }
+    attune__expr_release(mask);
+}
+
+/* The loops of a workgroup are those of its tile: more rows of a lane, fewer keys. */
+Test(choose, a_tile_over_a_cache_has_as_many_keys_as_its_loops)
+{
+    attune_problem p = problem_of(ATTUNE_F32, 64, 100, 640);
+    p.tokens = 100, p.page = 16;
+    cr_expect_str_eq(plan("rusticl", &p, NULL).kernel, "opencl_serving");
+    EXPECT_ERROR("rusticl", &p, "{\"BLOCK_M\": 128}", ATTUNE_INVALID_ARGUMENT,
+                 "there are more keys than the driver lets one workgroup read", "the nearest is");
+    cr_expect_eq(plan("pocl", &p, "{\"BLOCK_M\": 32}").block_m, 32, "vectors are no lanes of llvmpipe");
+    p.kv_len = 64;
+    cr_expect_eq(plan("rusticl", &p, "{\"BLOCK_M\": 128}").block_m, 128);
+    p.kv_len = 700;
+    EXPECT_ERROR("rusticl", &p, "{}", ATTUNE_UNSUPPORTED,
+                 "there are more keys than the driver lets one workgroup read");
+}
+
+/* The widest heads, on the least local memory that a device may have. */
+Test(choose, caches_of_wide_heads_fit_the_smallest_local_memory)
+{
+    static const char *const devices[] = {"opencl-minimum", "pocl", "opencl-nvidia"};
+    for (size_t i = 0; i < sizeof devices / sizeof devices[0]; i++)
+        for (uint32_t d = 8; d <= 576; d += 8) {
+            attune_problem p = problem_of(ATTUNE_BF16, d, 1, 4096);
+            p.head_dim_v = d < 512 ? d : 512;
+            p.tokens = 1, p.page = 16;
+            attune_limits limits = device(devices[i]);
+            limits.shared_memory = 16384;
+            attune_plan_choice c = {.struct_size = sizeof c};
+            cr_expect_eq(attune_plan_choose(&limits, &p, NULL, &c), ATTUNE_OK, "%s, %u: %s", devices[i], d,
+                         attune_last_error());
+            cr_expect_leq(c.shared_memory, 16384);
+        }
+}
+
+/* The cure for an option that the kernel does not read is one for this problem. */
+Test(choose, splits_over_a_cache)
+{
+    attune_problem p = problem_of(ATTUNE_F32, 64, 1, 500);
+    p.tokens = 4, p.page = 16;
+    attune_limits limits = device("pocl");
+    attune_kernel_options o = options("{\"SPLIT_KV\": 2}");
+    attune_plan_choice c = {.struct_size = sizeof c};
+    cr_assert_eq(attune_plan_choose(&limits, &p, &o, &c), ATTUNE_INVALID_ARGUMENT);
+    cr_expect_str_eq(attune_last_error(),
+                     "SPLIT_KV is given, but kernel opencl_serving (forward) does not read it: leave it out");
+}

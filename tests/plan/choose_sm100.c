@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: MIT */
+/* The kernels with tcgen05: when they are chosen, and which tiles they have. */
+#include "plan/plan_test.h"
+
+/* It has never run on hardware. */
+Test(choose, tcgen05_by_name_alone)
+{
+    static const char named[] = "{\"KERNEL\": \"cuda_sm100a\"}";
+    attune_problem p = problem_of(ATTUNE_BF16, 128, 2048, 2048);
+    attune_limits b200 = device("b200");
+    char text[8192];
+    cr_assert_str_eq(plan("b200", &p, NULL).kernel, "cuda_sm80");
+    cr_assert_eq(attune_plan_choose_explain(&b200, &p, NULL, ATTUNE_TEXT, text, sizeof text, NULL), ATTUNE_OK);
+    cr_assert(strstr(text, "cuda_sm100a: it has never run on hardware, so that only KERNEL selects it"), "%s", text);
+    const attune_kernel_options by_name = {.struct_size = sizeof by_name, .any = {.kernel = "cuda_sm100a"}};
+    cr_assert_eq(attune_plan_choose_explain(&b200, &p, &by_name, ATTUNE_TEXT, text, sizeof text, NULL), ATTUNE_OK);
+    cr_assert(strstr(text, "it has never run on hardware"), "%s", text);
+    static const struct {
+        uint32_t head_dim, head_dim_v, m, n, warps, stages;
+    } table[] = {{64, 64, 256, 128, 16, 2},   {128, 128, 256, 128, 16, 2}, {96, 96, 256, 128, 16, 2},
+                 {192, 128, 128, 128, 12, 2}, {256, 256, 128, 64, 12, 2},  {8, 72, 256, 128, 16, 2}};
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        p.head_dim = table[i].head_dim;
+        p.head_dim_v = table[i].head_dim_v;
+        const attune_plan_choice c = plan("b200", &p, named);
+        cr_expect_str_eq(c.kernel, "cuda_sm100a");
+        cr_expect(c.block_m == table[i].m && c.block_n == table[i].n && c.num_warps == table[i].warps &&
+                      c.num_stages == table[i].stages && c.occupancy == 1,
+                  "head dimensions %u and %u: %u x %u, %u warps, %u stages, occupancy %u", p.head_dim, p.head_dim_v,
+                  c.block_m, c.block_n, c.num_warps, c.num_stages, c.occupancy);
+        cr_expect_eq(c.short_q_len, 0);
+    }
+    p.head_dim = p.head_dim_v = 128;
+    p.block_mask = true;
+    p.mask_q_block = 64;
+    EXPECT_ERROR("b200", &p, named, ATTUNE_UNSUPPORTED, "must divide the block of the mask");
+    p.mask_q_block = 128;
+    cr_expect_eq(plan("b200", &p, named).block_m, 256);
+    EXPECT_ERROR("b200", &p, "{\"KERNEL\": \"cuda_sm100a\", \"BLOCK_N\": 256}", ATTUNE_INVALID_ARGUMENT,
+                 "32, 64 or 128 keys");
+    EXPECT_ERROR("h200", &p, named, ATTUNE_UNSUPPORTED, "no tcgen05");
+    p.block_mask = false;
+    p.mask_q_block = 0;
+    p.direction = ATTUNE_BACKWARD;
+    cr_assert_str_eq(plan("b200", &p, NULL).kernel, "cuda_sm80_atomic");
+    static const struct {
+        uint32_t head_dim, head_dim_v;
+        bool fits;
+    } backward[] = {{64, 64, true}, {128, 128, true},  {96, 40, true},
+                    {8, 128, true}, {192, 128, false}, {64, 136, false}};
+    for (size_t i = 0; i < sizeof backward / sizeof backward[0]; i++) {
+        p.head_dim = backward[i].head_dim;
+        p.head_dim_v = backward[i].head_dim_v;
+        if (!backward[i].fits) {
+            EXPECT_ERROR("b200", &p, named, ATTUNE_UNSUPPORTED, "head dimensions up to 128");
+            continue;
+        }
+        const attune_plan_choice c = plan("b200", &p, named);
+        cr_expect(!strcmp(c.kernel, "cuda_sm100a") && c.block_m1 == 128 && c.block_n1 == 128 && c.num_warps == 16 &&
+                      c.num_stages == 2 && c.occupancy == 1 && !c.deterministic,
+                  "head dimensions %u and %u", p.head_dim, p.head_dim_v);
+        cr_expect(plan("b200", &p, "{\"KERNEL\": \"cuda_sm100a\", \"DETERMINISTIC\": true}").deterministic);
+    }
+    p.head_dim = p.head_dim_v = 128;
+    EXPECT_ERROR("b200", &p, "{\"KERNEL\": \"cuda_sm100a\", \"bwd_BLOCK_M1\": 64}", ATTUNE_INVALID_ARGUMENT,
+                 "128 x 128");
+    p.block_mask = true;
+    p.mask_kv_block = 64;
+    EXPECT_ERROR("b200", &p, named, ATTUNE_UNSUPPORTED, "must divide the block of the mask");
+}
