@@ -107,7 +107,8 @@ static const char *reject_feature(const attune__family *family, const attune__se
         return "it reads caches alone (problem.tokens)";
     if (s->split_keys && !family->fixed_splits)
         return "it has no fixed splits of the keys (problem.split_keys)";
-    if (family->wide_heads || (s->tokens && family->serve_wide) || (s->head_dim <= 256 && s->head_dim_v <= 256))
+    if (family->heads_above_256 || (s->tokens && family->serve_above_256) ||
+        (s->head_dim <= 256 && s->head_dim_v <= 256))
         return NULL;
     snprintf(why, size, "its head dimensions are at most 256: here they are %u and %u", s->head_dim, s->head_dim_v);
     return why;

@@ -246,7 +246,7 @@ static const char *reject_columns(const attune__search *search)
 }
 
 #define MATRIX_FAMILY                                                                                                  \
-    .backend = ATTUNE_BACKEND_CPU, .cache = true, .sinks = true, .wide_heads = true,                                   \
+    .backend = ATTUNE_BACKEND_CPU, .cache = true, .sinks = true, .heads_above_256 = true,                              \
     .options = {ATTUNE__FORWARD_TILE, 0, 0}, .tiles = tiles_of_matrices, .clamp = clamp,                               \
     .reject_tile = reject_matrix_tile, .cost = cost, .workspace = workspace
 
@@ -272,7 +272,7 @@ const attune__family attune__cpu = {
     .sinks = true,
     .serving = true,
     .fixed_splits = true,
-    .wide_heads = true,
+    .heads_above_256 = true,
     .dtypes = ATTUNE__CACHE_DTYPES | 1u << ATTUNE_F64,
     .mixes = 1u << ATTUNE__PASS_FORWARD | 1u << ATTUNE__PASS_DECODE | 1u << ATTUNE__PASS_BACKWARD,
     .options = {ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__PRESCALE_QK),

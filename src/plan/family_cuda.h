@@ -51,7 +51,7 @@ static inline uint32_t attune__cuda_factors(const attune__shape *s, attune_dtype
     return !attune__cuda_codes(s) ? 0 : attune_dtype_block(dtype) > 1 ? columns / attune_dtype_block(dtype) : 1;
 }
 
-static inline bool attune__cuda_wide(const attune__shape *s)
+static inline bool attune__cuda_is_f32(const attune__shape *s)
 {
     return attune__cuda_operand(s) == ATTUNE_F32;
 }
@@ -68,7 +68,7 @@ static inline const char *attune__cuda_reject_one_stage(const attune__shape *s, 
 static inline attune_cuda_tile attune__cuda_tile(const attune__shape *s, uint32_t m, uint32_t n, uint32_t warps,
                                                  uint32_t stages)
 {
-    return (attune_cuda_tile){.element = attune__cuda_wide(s) ? 4 : 2,
+    return (attune_cuda_tile){.element = attune__cuda_is_f32(s) ? 4 : 2,
                               .head_dim = s->head_dim,
                               .head_dim_v = s->head_dim_v,
                               .block_m = m,

@@ -20,8 +20,8 @@
 /* --------------------------------------------------------------------------------------------------------- backward */
 
 /* With which tables end. */
-#define BACKWARD_SMALLEST      ATTUNE__TILES(32, 32, 32, 32, 1, 2), ATTUNE__TILES(16, 16, 16, 16, 1, 1)
-#define BACKWARD_SMALLEST_WIDE ATTUNE__TILES(16, 32, 32, 16, 1, 2), ATTUNE__TILES(16, 16, 16, 16, 1, 1)
+#define BACKWARD_SMALLEST     ATTUNE__TILES(32, 32, 32, 32, 1, 2), ATTUNE__TILES(16, 16, 16, 16, 1, 1)
+#define BACKWARD_SMALLEST_F32 ATTUNE__TILES(16, 32, 32, 16, 1, 2), ATTUNE__TILES(16, 16, 16, 16, 1, 1)
 
 /* By the larger head dimension: up to 64, 128, 192, 256; and by shared memory: from 160 KiB on, and 99 KiB. */
 static const attune__tile backward_large_64[] = {
@@ -62,19 +62,19 @@ static const attune__tile backward_small_128[] = {
     BACKWARD_SMALLEST,
 };
 /* float32 */
-static const attune__tile backward_wide_64[] = {
+static const attune__tile backward_f32_64[] = {
     ATTUNE__TILES(16, 128, 128, 32, 1, 8),
     ATTUNE__TILES(16, 64, 64, 32, 1, 4),
-    BACKWARD_SMALLEST_WIDE,
+    BACKWARD_SMALLEST_F32,
 };
-static const attune__tile backward_wide_128[] = {
+static const attune__tile backward_f32_128[] = {
     ATTUNE__TILES(32, 64, 64, 32, 1, 4),
     ATTUNE__TILES(16, 64, 64, 16, 1, 4),
-    BACKWARD_SMALLEST_WIDE,
+    BACKWARD_SMALLEST_F32,
 };
-static const attune__tile backward_wide_256[] = {
+static const attune__tile backward_f32_256[] = {
     ATTUNE__TILES(16, 64, 64, 16, 1, 4),
-    BACKWARD_SMALLEST_WIDE,
+    BACKWARD_SMALLEST_F32,
 };
 
 static const attune__tile *backward_tiles(const attune__search *search, uint32_t *count)
@@ -90,9 +90,9 @@ static const attune__tile *backward_tiles(const attune__search *search, uint32_t
                                                  : TILES(backward_large_128),
                                           small ? TILES(backward_small_128) : TILES(backward_large_256),
                                           small ? TILES(backward_small_128) : TILES(backward_large_256)};
-    const attune__cuda_tiles wide[4] = {TILES(backward_wide_64), TILES(backward_wide_128), TILES(backward_wide_256),
-                                        TILES(backward_wide_256)};
-    const attune__cuda_tiles t = attune__cuda_by_head_dim(s, attune__cuda_wide(s) ? wide : narrow);
+    const attune__cuda_tiles f32_tiles[4] = {TILES(backward_f32_64), TILES(backward_f32_128), TILES(backward_f32_256),
+                                             TILES(backward_f32_256)};
+    const attune__cuda_tiles t = attune__cuda_by_head_dim(s, attune__cuda_is_f32(s) ? f32_tiles : narrow);
     *count = t.count;
     return t.tiles;
 }
@@ -153,7 +153,7 @@ static const char *backward_reject_tile(const attune__search *search, const attu
 static bool separates_dk_dv(const attune__shape *s)
 {
     const uint32_t columns = attune__round_up(s->head_dim, 16) + attune__round_up(s->head_dim_v, 16);
-    return columns > (attune__cuda_wide(s) ? 128u : 320u);
+    return columns > (attune__cuda_is_f32(s) ? 128u : 320u);
 }
 
 void attune__cuda_sm80_backward_bytes(const attune__shape *s, const attune_plan_choice *c, uint32_t bytes[2])
@@ -341,11 +341,11 @@ static bool sm80_serving_copies(const attune__shape *s)
     return s->k_dtype == operand && s->v_dtype == operand;
 }
 
-static attune__cuda_tiles sm80_serving_tiles(const attune__search *search, bool wide)
+static attune__cuda_tiles sm80_serving_tiles(const attune__search *search, bool is_f32)
 {
     const attune__shape *s = search->shape;
     const uint32_t d = s->head_dim, dv = s->head_dim_v;
-    const bool few = s->q_len * (s->heads / s->kv_heads) <= 16, parts = wide || attune__cuda_codes(s);
+    const bool few = s->q_len * (s->heads / s->kv_heads) <= 16, parts = is_f32 || attune__cuda_codes(s);
     /* Fixed parts, queries in three and a score leave no registers for 64 rows of wide values. */
     const bool crowded = attune__cuda_codes(s) && s->split_keys && s->q_dtype == ATTUNE_F32 && s->score_expr;
     if (parts && dv > (crowded ? 128u : 256u) && !few)
@@ -366,19 +366,19 @@ static attune__cuda_tiles sm80_serving_tiles(const attune__search *search, bool 
     return d > 128 ? TILES(sm80_serving_f32_192) : TILES(sm80_serving_f32_64);
 }
 
-static attune__cuda_tiles sm80_decode_tiles(const attune__shape *s, bool wide)
+static attune__cuda_tiles sm80_decode_tiles(const attune__shape *s, bool is_f32)
 {
     int64_t rows = s->q_len * attune__shape_packed_heads(s);
     /* Past 128 columns of float32 the warps cannot divide the keys: the accumulators would spill. */
-    if (wide && (s->head_dim > 192 || s->head_dim_v > 192))
+    if (is_f32 && (s->head_dim > 192 || s->head_dim_v > 192))
         return TILES(sm80_decode_f32_256);
-    if (wide && (s->head_dim > 128 || s->head_dim_v > 128))
+    if (is_f32 && (s->head_dim > 128 || s->head_dim_v > 128))
         return TILES(sm80_decode_f32_192);
     if (rows <= 16)
-        return wide ? TILES(sm80_decode_f32_16) : TILES(sm80_decode_16);
+        return is_f32 ? TILES(sm80_decode_f32_16) : TILES(sm80_decode_16);
     if (rows <= 32)
-        return wide ? TILES(sm80_decode_f32_32) : TILES(sm80_decode_32);
-    return wide ? TILES(sm80_decode_f32_64) : TILES(sm80_decode_64);
+        return is_f32 ? TILES(sm80_decode_f32_32) : TILES(sm80_decode_32);
+    return is_f32 ? TILES(sm80_decode_f32_64) : TILES(sm80_decode_64);
 }
 
 static bool sm80_small_unit(const attune_limits *limits)
@@ -390,19 +390,19 @@ static bool sm80_small_unit(const attune_limits *limits)
 static const attune__tile *sm80_tiles(const attune__search *search, uint32_t *count)
 {
     const attune__shape *s = search->shape;
-    bool wide = attune__cuda_wide(s), small = sm80_small_unit(search->limits);
+    bool is_f32 = attune__cuda_is_f32(s), small = sm80_small_unit(search->limits);
     bool blackwell = search->limits->architecture / 10 == 12;
     const attune__cuda_tiles forward[4] = {blackwell || s->score_expr ? TILES(sm80_64_narrow) : TILES(sm80_64),
                                            small || s->score_expr ? TILES(sm80_128_narrow) : TILES(sm80_128),
                                            TILES(sm80_192), TILES(sm80_256)};
-    const attune__cuda_tiles wide_forward[4] = {TILES(sm80_f32_64), TILES(sm80_f32_128), TILES(sm80_f32_256),
-                                                TILES(sm80_f32_256)};
+    const attune__cuda_tiles f32_forward[4] = {TILES(sm80_f32_64), TILES(sm80_f32_128), TILES(sm80_f32_256),
+                                               TILES(sm80_f32_256)};
     if (search->pass == ATTUNE__PASS_BACKWARD)
         return backward_tiles(search, count);
-    attune__cuda_tiles t = s->tokens ? sm80_serving_tiles(search, wide)
+    attune__cuda_tiles t = s->tokens ? sm80_serving_tiles(search, is_f32)
                            : search->pass == ATTUNE__PASS_DECODE
-                               ? sm80_decode_tiles(s, wide)
-                               : attune__cuda_by_head_dim(s, wide ? wide_forward : forward);
+                               ? sm80_decode_tiles(s, is_f32)
+                               : attune__cuda_by_head_dim(s, is_f32 ? f32_forward : forward);
     *count = t.count;
     return t.tiles;
 }
@@ -493,7 +493,7 @@ static uint32_t sm80_registers(const attune__search *search, const attune__tile 
     if (sm80_packs_rows(search)) {
         /* A warp holds 16 rows of O, and their scores for its part of the keys. */
         uint32_t rows = v[ATTUNE__BLOCK_M] / 16, shares = v[ATTUNE__NUM_WARPS] / rows;
-        if (s->tokens && s->head_dim_v > (attune__cuda_wide(s) || attune__cuda_codes(s) ? 128u : 256u))
+        if (s->tokens && s->head_dim_v > (attune__cuda_is_f32(s) || attune__cuda_codes(s) ? 128u : 256u))
             return base + 16 * dv / shares / 32 + v[ATTUNE__BLOCK_N];
         return base + 16 * dv / 32 + 16 * v[ATTUNE__BLOCK_N] / shares / 32;
     }
@@ -554,7 +554,7 @@ const attune__family attune__cuda_sm80 = {
     .serving = true,
     .fixed_splits = true,
     .sinks = true,
-    .serve_wide = true,
+    .serve_above_256 = true,
     .matrix = ATTUNE_MATRIX_MMA_SYNC,
     .dtypes = ATTUNE__CACHE_DTYPES,
     .mixes = 1u << ATTUNE__PASS_FORWARD | 1u << ATTUNE__PASS_DECODE,
