@@ -107,9 +107,9 @@ __device__ __forceinline__ row_place find_place(const attune_cuda_append &a, con
 
 /* ----------------------------------------------------------------------------------------------------------- values */
 
-__device__ __forceinline__ float value_at(u64 address, i64 i, bool wide)
+__device__ __forceinline__ float value_at(u64 address, i64 i, bool is_f32)
 {
-    if (wide || config::Q_DTYPE == ATTUNE_CUDA_F32)
+    if (is_f32 || config::Q_DTYPE == ATTUNE_CUDA_F32)
         return ((const float *)address)[i];
     /* NOLINTNEXTLINE(clang-analyzer-core.NullDereference): without V a row has no heads of V */
     return unpack<config::Q_DTYPE>(((const unsigned short *)address)[i]);
@@ -125,7 +125,7 @@ __device__ __forceinline__ void load_row(float *row, const attune_cuda_view &v, 
 }
 
 /* The root mean square of the first columns becomes 1, times the weights. */
-__device__ __forceinline__ void normalise(float *row, const attune_cuda_array &weights, int columns, bool wide,
+__device__ __forceinline__ void normalise(float *row, const attune_cuda_array &weights, int columns, bool is_f32,
                                           float epsilon, int lane)
 {
     float sum = 0.0f;
@@ -136,7 +136,7 @@ __device__ __forceinline__ void normalise(float *row, const attune_cuda_array &w
         sum += __shfl_xor_sync(0xffffffffu, sum, i);
     float factor = 1.0f / sqrtf(sum / (float)columns + epsilon);
     for (int c = lane; c < columns; c += 32)
-        row[c] *= factor * value_at(weights.address, c * weights.stride[0], wide);
+        row[c] *= factor * value_at(weights.address, c * weights.stride[0], is_f32);
 }
 
 __device__ __forceinline__ void rotate(float *row, const attune_cuda_append &a, int position, int lane)
@@ -282,7 +282,7 @@ __device__ __forceinline__ void append_head(const attune_cuda_append &a, const a
     const attune_cuda_array &norm = is_query ? a.q_norm : a.k_norm;
     load_row<HEAD_DIM>(row, is_query ? a.q : a.k, p, h, lane);
     if (norm.address)
-        normalise(row, norm, is_query ? a.q_norm_columns : a.k_norm_columns, is_query ? a.q_norm_wide : a.k_norm_wide,
+        normalise(row, norm, is_query ? a.q_norm_columns : a.k_norm_columns, is_query ? a.q_norm_f32 : a.k_norm_f32,
                   a.epsilon, lane);
     if (a.cosine.address)
         rotate(row, a, p.position, lane);

@@ -23,7 +23,7 @@ typedef struct attune_cuda_append {
     int ctas;                           /* of a row, which divide its heads */
     int whole;                          /* there are no lengths: every row is there */
     int q_norm_columns, k_norm_columns;
-    int q_norm_wide, k_norm_wide;         /* weights are float */
+    int q_norm_f32, k_norm_f32;           /* weights are float */
     int pairs, rotary_first, interleaved; /* of the rotation */
     int k_scale_rows, v_scale_rows;       /* each row's factor is computed and written */
     float epsilon;

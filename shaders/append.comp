@@ -134,7 +134,7 @@ void load_row(const in attune_vulkan_tensor from, const in uint head, const in u
 }
 
 /* The root mean square of the first columns becomes 1, times the weights. */
-void normalise(const in attune_vulkan_array weights, const in uint columns, const in bool wide)
+void normalise(const in attune_vulkan_array weights, const in uint columns, const in bool is_f32)
 {
     float sum = 0.0;
     for (uint c = lane; c < columns; c += WIDTH)
@@ -148,7 +148,7 @@ void normalise(const in attune_vulkan_array weights, const in uint columns, cons
     barrier();
     float factor = inversesqrt(sums[0] / float(columns) + args.epsilon);
     for (uint c = lane; c < columns; c += WIDTH)
-        values[c] *= factor * load(wide ? F32 : Q_TYPE, address_step(weights.address, c, weights.stride[0]));
+        values[c] *= factor * load(is_f32 ? F32 : Q_TYPE, address_step(weights.address, c, weights.stride[0]));
     barrier();
 }
 
@@ -277,7 +277,7 @@ void append_key(const in uint head)
 {
     load_row(args.k, head, HEAD_DIM);
     if (!is_absent(args.k_norm))
-        normalise(args.k_norm, args.k_norm_columns, args.k_norm_wide != 0u);
+        normalise(args.k_norm, args.k_norm_columns, args.k_norm_f32 != 0u);
     if (!is_absent(args.cosine))
         rotate();
     write_row(K_TYPE, HEAD_DIM, serving.k_scale, args.k_scale_rows != 0u, head, cache_row(args.cache_k, head));
@@ -293,7 +293,7 @@ void write_query(const in uint head)
 {
     load_row(args.q, head, HEAD_DIM);
     if (!is_absent(args.q_norm))
-        normalise(args.q_norm, args.q_norm_columns, args.q_norm_wide != 0u);
+        normalise(args.q_norm, args.q_norm_columns, args.q_norm_f32 != 0u);
     if (!is_absent(args.cosine))
         rotate();
     uvec2 at = address_step(address_step(args.q_out.address, batch, args.q_out.stride_b), head, args.q_out.stride_h);

@@ -20,7 +20,7 @@ ATTUNE_BLOCK(attune_vulkan_append)
     ATTUNE_UINT workgroups;    /* of a row, which share its heads */
     ATTUNE_UINT whole;         /* no batch: every row is there */
     ATTUNE_UINT q_norm_columns, k_norm_columns;
-    ATTUNE_UINT q_norm_wide, k_norm_wide; /* weights are f32, not of the type of rows */
+    ATTUNE_UINT q_norm_f32, k_norm_f32; /* weights are f32, not of the type of rows */
     ATTUNE_UINT positions_count, pairs;
     ATTUNE_UINT rotary_first, interleaved;
     ATTUNE_UINT k_scale_rows, v_scale_rows; /* each row's factor is computed and written */

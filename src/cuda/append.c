@@ -7,7 +7,7 @@
 /* CTAs that fill a device. */
 #define ENOUGH 1024
 
-static bool is_wide(const attune_tensor *tensor)
+static bool is_f32(const attune_tensor *tensor)
 {
     return tensor->dtype == ATTUNE_F32;
 }
@@ -40,8 +40,8 @@ static attune_cuda_append describe(const attune__append *call)
         .whole = !forward->serving->kv_len.buffer,
         .q_norm_columns = (int)call->q_norm.size[0],
         .k_norm_columns = (int)call->k_norm.size[0],
-        .q_norm_wide = is_wide(&call->q_norm),
-        .k_norm_wide = is_wide(&call->k_norm),
+        .q_norm_f32 = is_f32(&call->q_norm),
+        .k_norm_f32 = is_f32(&call->k_norm),
         .pairs = (int)call->cosine.size[1],
         .rotary_first = (int)call->rotary_first,
         .interleaved = call->interleaved,

@@ -30,7 +30,7 @@ static attune_vulkan_tensor describe_tensor(const attune_tensor *tensor)
     return attune__vulkan_tensor_describe(tensor, 1, 0, &unused);
 }
 
-static uint32_t is_wide(const attune_tensor *tensor)
+static uint32_t is_f32(const attune_tensor *tensor)
 {
     return tensor->dtype == ATTUNE_F32;
 }
@@ -64,8 +64,8 @@ static arguments describe(const attune__append *call, uint64_t address)
                 .whole = !forward->serving->kv_len.buffer,
                 .q_norm_columns = (uint32_t)call->q_norm.size[0],
                 .k_norm_columns = (uint32_t)call->k_norm.size[0],
-                .q_norm_wide = is_wide(&call->q_norm),
-                .k_norm_wide = is_wide(&call->k_norm),
+                .q_norm_f32 = is_f32(&call->q_norm),
+                .k_norm_f32 = is_f32(&call->k_norm),
                 .positions_count = call->cosine.size[0] < INT32_MAX ? (uint32_t)call->cosine.size[0] : INT32_MAX,
                 .pairs = (uint32_t)call->cosine.size[1],
                 .rotary_first = call->rotary_first,
