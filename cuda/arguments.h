@@ -156,7 +156,7 @@ typedef struct attune_cuda_arguments {
     /* attune_mask is evaluated at (b + b0, h + h0, q + q0), with the group, q_len and kv_len of the whole problem. */
     int b0, h0, q0, mask_group, mask_q_len, mask_kv_len;
     int mask_ranges; /* attune_mask_range may be called: the runs of its captures are given */
-    int part;        /* a merge follows: a row whose scores are all -inf keeps its unnormalised O, 0 or NaN */
+    int is_partial;  /* a merge follows: a row whose scores are all -inf keeps its unnormalised O, 0 or NaN */
 
     /* Optional, int32 [tiles]: the order in which tiles are taken, longest first. 0 = the last rows of each head first
      * with lists, the first rows first without. A tile is (b * heads + h) * row tiles + row tile. */

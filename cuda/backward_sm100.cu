@@ -255,7 +255,7 @@ __device__ __forceinline__ void store_sums(const attune_cuda_view &v, u32 from, 
                                            float factor, bool none, bool &finite)
 {
     element *to = (element *)v.address + b * v.batch + h * v.head + kv * v.row;
-    bool wide = view_aligned(v);
+    bool vectors = view_aligned(v);
     float nan_if_non_finite = 0.0f;
 #pragma unroll 1
     for (int column = 0; column < COLUMNS; column += 16) {
@@ -271,7 +271,7 @@ __device__ __forceinline__ void store_sums(const attune_cuda_view &v, u32 from, 
             x[i] *= factor;
         }
         if (kv < rows)
-            store_columns<COLUMNS>(to, x, column, wide);
+            store_columns<COLUMNS>(to, x, column, vectors);
         __syncwarp();
     }
     finite = kv >= rows || nan_if_non_finite == 0.0f;

@@ -128,7 +128,7 @@ __device__ __forceinline__ void zero_non_finite(u32 tile)
     for (u32 i = threadIdx.x * 4; i < INNER_BYTES; i += THREADS * 4) {
         u32 two;
         load_shared(two, tile + i);
-        if constexpr (WIDE) {
+        if constexpr (FLOAT32) {
             two = (two & 0x7f800000) == 0x7f800000 ? 0 : two;
         } else {
             constexpr u32 TOP = config::DTYPE == ATTUNE_CUDA_F16 ? 0x7c00 : 0x7f80;
@@ -161,7 +161,7 @@ __device__ __forceinline__ bool run_pass(const attune_cuda_arguments &a, const a
     pair_coord mine = load_first_tiles(bytes, a, back);
     int b = mine.b, h = mine.h, first = mine.row, limit = DK_DV ? a.kv_len : a.q_len;
     const attune_cuda_view &outer_1 = DK_DV ? a.k : a.q, &outer_2 = DK_DV ? a.v : back.d_o;
-    float factor = uniform(WIDE && !HAVE_SCORE ? (a.scale == 0.0f ? 1.0f : fabsf(a.scale)) : fold_factor(a.scale));
+    float factor = uniform(FLOAT32 && !HAVE_SCORE ? (a.scale == 0.0f ? 1.0f : fabsf(a.scale)) : fold_factor(a.scale));
 
     float sum_1[SUM_1 ? ROW_TILES : 1][D_TILES][4], sum_2[ROW_TILES][DV_TILES][4];
     if constexpr (SUM_1)

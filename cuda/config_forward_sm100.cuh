@@ -10,7 +10,7 @@
 struct forward_config {
     static constexpr int GROUPS = BLOCK_M / 128; /* softmax warp groups, of 128 rows each */
 
-    /* A thread holds one row of S, and all columns of a part of it. */
+    /* A thread holds one row of S, and LOAD_COLUMNS of its columns at a time. */
     static constexpr int THREAD_ROWS = 1, SPREAD = 1;
     static __device__ __forceinline__ constexpr int row_of(int)
     {
@@ -25,7 +25,7 @@ struct forward_config {
         return 0;
     }
     /* The columns of S that a thread has in registers at once. */
-    static constexpr int PART = 32, PARTS = BLOCK_N / PART;
+    static constexpr int LOAD_COLUMNS = 32, LOADS = BLOCK_N / LOAD_COLUMNS;
 
     /* Slabs of 64 columns in shared memory, the steps of Q K over its columns, those of P V over keys, the columns of
      * O. */
@@ -35,8 +35,8 @@ struct forward_config {
     /* Scores, and pairs of a mask, that are computed at once: the planner's choice (src/plan/family_cuda_variant.c). */
     static constexpr int CHUNK = 8, FIRST_CHUNK = 16, LARGE_CHUNK = 16;
     static constexpr bool LARGE_CHUNKS = config::FAST_FUNCTIONS && !config::HAVE_SCORE_CAP;
-    static constexpr int SCORE_CHUNK_SIZE = config::SCORE_CHUNKS ? CHUNK : LARGE_CHUNKS ? LARGE_CHUNK : PART;
-    static constexpr int MASK_CHUNK_SIZE = config::MASK_CHUNKS ? CHUNK : PART;
+    static constexpr int SCORE_CHUNK_SIZE = config::SCORE_CHUNKS ? CHUNK : LARGE_CHUNKS ? LARGE_CHUNK : LOAD_COLUMNS;
+    static constexpr int MASK_CHUNK_SIZE = config::MASK_CHUNKS ? CHUNK : LOAD_COLUMNS;
 
     /* 256 query rows may be in two of the mask's blocks of 128 rows. Both blocks' lists are iterated then, and each
      * softmax warp group takes the flags of the block that its 128 rows are in. */
@@ -72,7 +72,7 @@ struct forward_config {
     static constexpr u32 GROUP_COLUMNS = LAYOUT.group_columns, O_COLUMN = BLOCK_N;
 
     static_assert(THREADS == 128 * (GROUPS + 2), "producers, a warp group for each 128 rows, and that of the products");
-    static_assert(BLOCK_M % 128 == 0 && BLOCK_N % PART == 0, "whole warp groups, and parts of S");
+    static_assert(BLOCK_M % 128 == 0 && BLOCK_N % LOAD_COLUMNS == 0, "whole warp groups, and loads of S");
     static_assert(TMEM_COLUMNS <= ATTUNE_CUDA_TENSOR_COLUMNS, "tensor memory");
     static_assert(planned(LAYOUT.size));
     static_assert(!KEY_TERMS || BLOCK_LISTS == 1, "scan warps and softmax warps read the same flags");

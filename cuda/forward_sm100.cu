@@ -142,21 +142,21 @@ struct row_state {
     float row_max, row_sum;
 };
 
-__device__ __forceinline__ void load_part(float (&s)[sm100::PART], u32 from)
+__device__ __forceinline__ void load_s(float (&s)[sm100::LOAD_COLUMNS], u32 from)
 {
-    u32 w[sm100::PART];
+    u32 w[sm100::LOAD_COLUMNS];
     tmem_load(w, from);
     tmem_wait_load(w);
 #pragma unroll
-    for (int i = 0; i < sm100::PART; i++)
+    for (int i = 0; i < sm100::LOAD_COLUMNS; i++)
         s[i] = __uint_as_float(w[i]);
 }
 
-__device__ __forceinline__ void store_part(u32 to, const float (&s)[sm100::PART])
+__device__ __forceinline__ void store_s(u32 to, const float (&s)[sm100::LOAD_COLUMNS])
 {
-    u32 w[sm100::PART];
+    u32 w[sm100::LOAD_COLUMNS];
 #pragma unroll
-    for (int i = 0; i < sm100::PART; i++)
+    for (int i = 0; i < sm100::LOAD_COLUMNS; i++)
         w[i] = __float_as_uint(s[i]);
     tmem_store(to, w);
 }
@@ -197,19 +197,19 @@ __device__ __forceinline__ float modify_s(u32 s, const attune_cuda_arguments &a,
     bool modified = HAVE_SCORE || flags & TILE_MASKED || a.scale <= 0.0f;
     float largest = -ATTUNE_INF;
 #pragma unroll 1
-    for (int part = 0; part < sm100::PARTS; part++) {
-        float x[sm100::PART];
-        u32 at = s + (u32)(part * sm100::PART);
-        load_part(x, at);
+    for (int load = 0; load < sm100::LOADS; load++) {
+        float x[sm100::LOAD_COLUMNS];
+        u32 at = s + (u32)(load * sm100::LOAD_COLUMNS);
+        load_s(x, at);
         if (modified) {
-            apply_score_and_mask<false>(x, a, p, kv + part * sm100::PART, flags, row, linear_scores, linear,
-                                        terms + (u32)(part * sm100::PART * 4));
+            apply_score_and_mask<false>(x, a, p, kv + load * sm100::LOAD_COLUMNS, flags, row, linear_scores, linear,
+                                        terms + (u32)(load * sm100::LOAD_COLUMNS * 4));
             __syncwarp();
-            store_part(at, x);
+            store_s(at, x);
         }
         float most[2] = {largest, -ATTUNE_INF};
 #pragma unroll
-        for (int i = 0; i < sm100::PART; i++)
+        for (int i = 0; i < sm100::LOAD_COLUMNS; i++)
             most[i % 2] = fmaxf(most[i % 2], x[i]);
         largest = fmaxf(most[0], most[1]);
     }
@@ -243,7 +243,7 @@ __device__ __forceinline__ void raise_maximum(row_state &state, u32 o, float lar
         });
 }
 
-/* 5: S becomes P, in 16 bits, in the first half of its columns: those of a part have been read when they are
+/* 5: S becomes P, in 16 bits, in the first half of its columns: those of a load have been read when they are
  * overwritten. */
 __device__ __forceinline__ void exponentiate(row_state &state, u32 s, float factor)
 {
@@ -251,19 +251,19 @@ __device__ __forceinline__ void exponentiate(row_state &state, u32 s, float fact
     float shift = state.row_max == -ATTUNE_INF ? 0.0f : state.row_max * factor;
     float sum[2] = {state.row_sum, 0.0f};
 #pragma unroll 1
-    for (int part = 0; part < sm100::PARTS; part++) {
-        float x[sm100::PART];
-        u32 w[sm100::PART / 2];
-        load_part(x, s + (u32)(part * sm100::PART));
+    for (int load = 0; load < sm100::LOADS; load++) {
+        float x[sm100::LOAD_COLUMNS];
+        u32 w[sm100::LOAD_COLUMNS / 2];
+        load_s(x, s + (u32)(load * sm100::LOAD_COLUMNS));
 #pragma unroll
-        for (int i = 0; i < sm100::PART / 2; i++) {
+        for (int i = 0; i < sm100::LOAD_COLUMNS / 2; i++) {
             float even = exp2_fast(__fmaf_rn(x[i * 2], factor, -shift));
             float odd = exp2_fast(__fmaf_rn(x[i * 2 + 1], factor, -shift));
             sum[0] += even;
             sum[1] += odd;
             w[i] = pack(even, odd);
         }
-        tmem_store(s + (u32)(part * (sm100::PART / 2)), w);
+        tmem_store(s + (u32)(load * (sm100::LOAD_COLUMNS / 2)), w);
     }
     state.row_sum = sum[0] + sum[1];
 }
@@ -277,14 +277,14 @@ __device__ __forceinline__ void add_non_finite_v(u32 s, u32 o, const attune_cuda
     const element *v = (const element *)a.v.address + p.b * a.v.batch + p.h_kv * a.v.head;
     tmem_wait_store();
 #pragma unroll 1
-    for (int part = 0; part < sm100::PARTS; part++, kv += sm100::PART) {
-        u32 w[sm100::PART / 2], weightless = 0;
-        tmem_load(w, s + (u32)(part * (sm100::PART / 2)));
+    for (int load = 0; load < sm100::LOADS; load++, kv += sm100::LOAD_COLUMNS) {
+        u32 w[sm100::LOAD_COLUMNS / 2], weightless = 0;
+        tmem_load(w, s + (u32)(load * (sm100::LOAD_COLUMNS / 2)));
         tmem_wait_load(w);
 #pragma unroll
-        for (int i = 0; i < sm100::PART; i++)
+        for (int i = 0; i < sm100::LOAD_COLUMNS; i++)
             weightless |= w[i / 2] >> i % 2 * 16 & 0x7fffu ? 0 : 1u << i;
-        int end = min(kv + sm100::PART, a.kv_len);
+        int end = min(kv + sm100::LOAD_COLUMNS, a.kv_len);
         change_o(o, [&](float(&x)[16], int column) {
 #pragma unroll 1
             for (int key = kv; key < end; key++) {
@@ -334,7 +334,7 @@ __device__ __forceinline__ void store(const row_state &state, u32 o, const attun
                                       const tile_coord &p, int row, float factor)
 {
     element *to = (element *)a.o.address + p.b * a.o.batch + p.h * a.o.head + row * a.o.row;
-    bool wide = ((a.o.address | (u64)(a.o.batch | a.o.head | a.o.row) * sizeof(element)) & 15) == 0;
+    bool vectors = ((a.o.address | (u64)(a.o.batch | a.o.head | a.o.row) * sizeof(element)) & 15) == 0;
     float sum = state.row_sum, inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
     bool fully_masked = sum == 0.0f;
 #pragma unroll 1
@@ -343,9 +343,9 @@ __device__ __forceinline__ void store(const row_state &state, u32 o, const attun
         load_columns(x, o + (u32)column);
 #pragma unroll
         for (int i = 0; i < 16; i++) /* not by the factor 0: O may be NaN */
-            x[i] = fully_masked && !a.part ? 0.0f : x[i] * inverse;
+            x[i] = fully_masked && !a.is_partial ? 0.0f : x[i] * inverse;
         if (row < a.q_len)
-            store_columns<HEAD_DIM_V>(to, x, column, wide);
+            store_columns<HEAD_DIM_V>(to, x, column, vectors);
         __syncwarp();
     }
     /* The maximum of scores drops NaN but their sum does not, so a NaN sum is the result. If the maximum is +inf the

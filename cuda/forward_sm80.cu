@@ -223,7 +223,7 @@ __device__ __forceinline__ u32 store(float (&o)[ROW_TILES][DV_TILES][4], const f
             float row_max = m[r][half] * (factor * ATTUNE_LN2);
             row_total total = row_total_of(a, p.h, row_max, sum);
             float inverse = total.sum == 0.0f ? 0.0f : total.weight / total.sum;
-            if (total.sum == 0.0f && !a.part) /* fully masked: O = 0, also where 0 times V gave NaN */
+            if (total.sum == 0.0f && !a.is_partial) /* fully masked: O = 0, also where 0 times V gave NaN */
 #pragma unroll
                 for (int d = 0; d < DV_TILES; d++)
                     o[r][d][2 * half] = o[r][d][2 * half + 1] = 0.0f;
@@ -370,7 +370,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         /* 5, 6: online softmax, O += P V. */
         float base[ROW_TILES][2];
         softmax_maxima(s, o, m, l, base, factor);
-        if constexpr (WIDE) {
+        if constexpr (FLOAT32) {
 #pragma unroll
             for (int n = 0; n < N_TILES; n++)
                 softmax_exp(s, l, base, factor, n);

@@ -211,7 +211,7 @@ __device__ __forceinline__ void transpose_4x4(u32 (&w)[4])
     }
 }
 
-/* 7: store O and LSE. wide: rows are aligned for stores of 16 bytes; paired: for 4 bytes. */
+/* 7: store O and LSE. vectors: rows are aligned for stores of 16 bytes; paired: for 4 bytes. */
 __device__ __forceinline__ void store(float (&o)[sm90::WIDTH_DV / 2], const float (&row_max)[2],
                                       const float (&row_sum)[2], const attune_cuda_arguments &a, const tile_coord &p,
                                       int row, float factor)
@@ -219,7 +219,7 @@ __device__ __forceinline__ void store(float (&o)[sm90::WIDTH_DV / 2], const floa
     int lane = (int)threadIdx.x % 32;
     element *base = (element *)a.o.address + p.b * a.o.batch + p.h * a.o.head;
     u64 alignment = a.o.address | (u64)(a.o.batch | a.o.head | a.o.row) * sizeof(element);
-    bool paired = alignment % 4 == 0, wide = alignment % 16 == 0;
+    bool paired = alignment % 4 == 0, vectors = alignment % 16 == 0;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float sum = row_sum[half];
@@ -228,12 +228,12 @@ __device__ __forceinline__ void store(float (&o)[sm90::WIDTH_DV / 2], const floa
         int q = row + half * 8;
         row_total total = row_total_of(a, p.h, row_max[half] * (factor * ATTUNE_LN2), sum);
         float inverse = total.sum == 0.0f ? 0.0f : total.weight / total.sum;
-        if (total.sum == 0.0f && !a.part) /* not by the factor 0: O may be NaN */
+        if (total.sum == 0.0f && !a.is_partial) /* not by the factor 0: O may be NaN */
 #pragma unroll
             for (int d = 0; d < sm90::WIDTH_DV / 8; d++)
                 o[d * 4 + half * 2] = o[d * 4 + half * 2 + 1] = 0.0f;
         element *thread_row = base + q * a.o.row + lane % 4 * 2;
-        if (wide) {
+        if (vectors) {
 #pragma unroll
             for (int d = 0; d + 4 <= HEAD_DIM_V / 8; d += 4) {
                 u32 w[4];
@@ -247,12 +247,12 @@ __device__ __forceinline__ void store(float (&o)[sm90::WIDTH_DV / 2], const floa
         }
         if (q >= a.q_len)
             continue;
-        if (!wide || HEAD_DIM_V % 32) {
+        if (!vectors || HEAD_DIM_V % 32) {
             /* Seldom needed, so short: O rotates in a loop that is not unrolled, instead of WIDTH_DV / 8 copies. */
 #pragma unroll 1
             for (int d = 0; d < sm90::WIDTH_DV / 8; d++) {
                 int left = HEAD_DIM_V - d * 8 - lane % 4 * 2;
-                if ((!wide || d >= HEAD_DIM_V / 32 * 4) && left > 0) {
+                if ((!vectors || d >= HEAD_DIM_V / 32 * 4) && left > 0) {
                     u32 two = pack(o[half * 2] * inverse, o[half * 2 + 1] * inverse);
                     if (paired && HEAD_DIM_V % 2 == 0) {
                         *(u32 *)(thread_row + d * 8) = two;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Merges partial results: w_i = exp(lse_i - lse), o = sum of w_i o_i; backward d_o_i = w_i d_o and
- * d_lse_i = w_i (dot(d_o, o_i - o) + d_lse). A part of weight 0 is skipped, except forward in a strict merge. The wide
- * kernels need the common, aligned layout; a lane has 8 columns of a row. In the others a lane has every 32nd pair of
- * columns.
+ * d_lse_i = w_i (dot(d_o, o_i - o) + d_lse). A part of weight 0 is skipped, except forward in a strict merge. The
+ * vector kernels need the common, aligned layout; a lane has 8 columns of a row. In the others a lane has every 32nd
+ * pair of columns.
  */
 #include "merge.h"
 #include "ptx.cuh"
@@ -111,7 +111,7 @@ __device__ __forceinline__ float factor_of(const attune_cuda_merge &a, float sum
 /* A fully masked row: O = 0, also where the parts have NaN. */
 __device__ __forceinline__ bool is_empty(const attune_cuda_merge &a, float sum)
 {
-    return a.weighted && sum == 0.0f && !a.part;
+    return a.weighted && sum == 0.0f && !a.is_partial;
 }
 
 extern "C" __global__ void __launch_bounds__(ATTUNE_CUDA_MERGE_THREADS)
@@ -191,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(ATTUNE_CUDA_MERGE_THREADS)
     }
 }
 
-/* -------------------------------------------------------------------------------------------------------------- wide
+/* ------------------------------------------------------------------------------------------------------------ vectors
  */
 
 /* 8 columns of a row. Merging is bound by memory, so that addresses must be cheap: divisions by multiplication, strides
@@ -307,7 +307,7 @@ __device__ __forceinline__ lane_work lane_work_of(const attune_cuda_merge &a)
     return {row_coord_of(a, row), lane, in_range, in_range && 8 * lane < a.columns};
 }
 
-template <int TYPE, int PARTS> __device__ __forceinline__ void merge_wide(const attune_cuda_merge &a)
+template <int TYPE, int PARTS> __device__ __forceinline__ void merge_vectors(const attune_cuda_merge &a)
 {
     const lane_work t = lane_work_of(a);
     float weights[PARTS];
@@ -351,7 +351,7 @@ template <int TYPE, int PARTS> __device__ __forceinline__ void merge_wide(const 
         *lse_at(a.lse, t.p) = sum == 0.0f ? EMPTY : m + logf(sum);
 }
 
-template <int TYPE, int PARTS> __device__ __forceinline__ void backward_wide(const attune_cuda_merge &a)
+template <int TYPE, int PARTS> __device__ __forceinline__ void backward_vectors(const attune_cuda_merge &a)
 {
     const lane_work t = lane_work_of(a);
     float part_lse[PARTS], lse = EMPTY, d_lse = 0.0f, o[8], d[8];
@@ -399,22 +399,22 @@ template <int TYPE, int PARTS> __device__ __forceinline__ void backward_wide(con
         }
 }
 
-#define WIDE(type, number, parts)                                                                                      \
+#define VECTORS(type, number, parts)                                                                                   \
     extern "C" __global__ void __launch_bounds__(ATTUNE_CUDA_MERGE_THREADS)                                            \
         attune_merge_##type##_##parts(const __grid_constant__ attune_cuda_merge a)                                     \
     {                                                                                                                  \
-        merge_wide<number, parts>(a);                                                                                  \
+        merge_vectors<number, parts>(a);                                                                               \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(ATTUNE_CUDA_MERGE_THREADS)                                            \
         attune_merge_backward_##type##_##parts(const __grid_constant__ attune_cuda_merge a)                            \
     {                                                                                                                  \
-        backward_wide<number, parts>(a);                                                                               \
+        backward_vectors<number, parts>(a);                                                                            \
     }
 
-WIDE(f16, 1, 2)
-WIDE(f16, 1, 8)
-WIDE(bf16, 2, 2)
-WIDE(bf16, 2, 8)
-WIDE(f32, 3, 2)
-WIDE(f32, 3, 8)
-WIDE(any, 0, 8)
+VECTORS(f16, 1, 2)
+VECTORS(f16, 1, 8)
+VECTORS(bf16, 2, 2)
+VECTORS(bf16, 2, 8)
+VECTORS(f32, 3, 2)
+VECTORS(f32, 3, 8)
+VECTORS(any, 0, 8)

@@ -21,7 +21,7 @@ typedef struct attune_cuda_merge_view {
     long long batch, head, row;
     int dtype;    /* 1 f16, 2 bf16, 3 f32 */
     int pair;     /* whether two elements from an even column on can be accessed at once */
-    int steps[3]; /* batch, head and row in units of 16 bytes, of an LSE in units of 4; for the wide kernels */
+    int steps[3]; /* batch, head and row in units of 16 bytes, of an LSE in units of 4; for the vector kernels */
 } attune_cuda_merge_view;
 
 /* n / d for n < 2^31: n multiplier >> (31 + shift). */
@@ -37,9 +37,9 @@ typedef struct attune_cuda_merge {
     attune_cuda_merge_view o, lse, d_o, d_lse;
     long long rows;
     int heads, q_len, columns, part_count;
-    int weighted; /* 0: o is the plain sum of the parts' o */
-    int strict;   /* a part of weight 0 is multiplied as well: 0 times NaN is NaN */
-    int part;     /* another merge follows: o of a row without weights stays 0 or NaN */
+    int weighted;   /* 0: o is the plain sum of the parts' o */
+    int strict;     /* a part of weight 0 is multiplied as well: 0 times NaN is NaN */
+    int is_partial; /* another merge follows: o of a row without weights stays 0 or NaN */
     int lane_bits;
     attune_cuda_divisor by_q_len, by_heads;
     attune_cuda_merge_part parts[ATTUNE_CUDA_MERGE_PARTS];

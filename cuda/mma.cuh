@@ -12,7 +12,7 @@
 
 #include "common.cuh"
 
-constexpr bool WIDE = config::DTYPE == ATTUNE_CUDA_F32;
+constexpr bool FLOAT32 = config::DTYPE == ATTUNE_CUDA_F32;
 constexpr int PER_CHUNK = 16 / (int)sizeof(element); /* elements in 16 bytes, the unit of copies and of ldmatrix */
 constexpr int PAD_D = round_up(HEAD_DIM, config::PADDING), PAD_DV = round_up(HEAD_DIM_V, config::PADDING);
 constexpr int CHUNKS_D = PAD_D / PER_CHUNK, CHUNKS_DV = PAD_DV / PER_CHUNK;
@@ -43,7 +43,7 @@ __device__ __forceinline__ split split_tf32(u32 x)
 /* c += a b over two 16-byte chunks of the inner dimension: 16 elements of 16 bits, or 8 of 32. */
 __device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
 {
-    if constexpr (WIDE) {
+    if constexpr (FLOAT32) {
         u32 high[4], low[4], safe[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -66,7 +66,7 @@ __device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b
  * rounded addition. */
 __device__ __forceinline__ void multiply_rounded(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
 {
-    if constexpr (WIDE) {
+    if constexpr (FLOAT32) {
         float sum[4] = {};
         multiply(sum, a, b0, b1);
 #pragma unroll
@@ -125,7 +125,7 @@ __device__ __forceinline__ void copy_chunk(u32 to, const element *from, bool val
     if (valid) {
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            if constexpr (WIDE)
+            if constexpr (FLOAT32)
                 word[j] = __float_as_uint((float)from[j]);
             else
                 word[j] = (u32)from[2 * j] | (u32)from[2 * j + 1] << 16;
@@ -213,7 +213,7 @@ __device__ __forceinline__ void copy_q(u32 to, const q_element *from, bool valid
         }
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            if constexpr (WIDE)
+            if constexpr (FLOAT32)
                 word[j] = __float_as_uint(value[j]);
             else
                 word[j] = pack(value[2 * j], value[2 * j + 1]);
@@ -254,8 +254,8 @@ __device__ __forceinline__ void load_v(u32 to, const source &from, const attune_
 __device__ constexpr int qk_unroll(int row_tiles, int n_tiles, bool keep_addresses)
 {
     if (!keep_addresses)
-        return WIDE || row_tiles * n_tiles > (config::HAVE_MASK_PAIRS ? 8 : 16) ? 2 : 4;
-    if (WIDE)
+        return FLOAT32 || row_tiles * n_tiles > (config::HAVE_MASK_PAIRS ? 8 : 16) ? 2 : 4;
+    if (FLOAT32)
         return PAD_DV > 128 ? 1 : 2;
     if (HAVE_SCORE)
         return !config::HAVE_MASK_PAIRS ? 4 : __CUDA_ARCH__ >= 1200 ? 1 : 2;
@@ -333,7 +333,7 @@ __device__ __forceinline__ void softmax_maxima(const float (&s)[ROW_TILES][N_TIL
             rescaled = rescaled || alpha[r][half] != 1.0f;
             m[r][half] = row_max;
             l[r][half] *= alpha[r][half];
-            base[r][half] = WIDE || CODES ? safe_max : safe_max * factor;
+            base[r][half] = FLOAT32 || CODES ? safe_max : safe_max * factor;
         }
     /* Maxima seldom rise after the first tiles: skip the rescaling if no row of the warp needs it. */
     if (__any_sync(0xffffffffu, rescaled)) {
@@ -358,7 +358,7 @@ __device__ __forceinline__ void softmax_exp(float (&s)[ROW_TILES][N_TILES][4], f
         for (int i = 0; i < 4; i++) {
             float &x = s[r][n][i];
             /* In float32 subtract first: near the maximum, where P is large, the difference is exact. */
-            x = exp2_fast(WIDE || CODES ? (x - base[r][i / 2]) * factor : __fmaf_rn(x, factor, -base[r][i / 2]));
+            x = exp2_fast(FLOAT32 || CODES ? (x - base[r][i / 2]) * factor : __fmaf_rn(x, factor, -base[r][i / 2]));
             l[r][i / 2] += x;
         }
 }
@@ -393,7 +393,7 @@ __device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][TILES][4], con
                                             u32 v, int first = 0)
 {
     int lane = thread_index_remat() % 32;
-    if constexpr (WIDE) {
+    if constexpr (FLOAT32) {
         /*
          * The order of the inner dimension is free if both operands share it: keys 0 2 4 6 1 3 5 7 leave P in its
          * registers. A tile's sum is added to O with one rounded addition, as in multiply_rounded.

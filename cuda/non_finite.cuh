@@ -30,7 +30,7 @@ __device__ __forceinline__ float widen_q(q_element x)
 __device__ __forceinline__ void store_column(const attune_cuda_arguments &a, const tile_coord &p, int d, float value,
                                              float sum)
 {
-    value = sum != 0.0f ? value * (1.0f / sum) : a.part ? value : 0.0f;
+    value = sum != 0.0f ? value * (1.0f / sum) : a.is_partial ? value : 0.0f;
     o_element *to = (o_element *)a.o.address + p.b * a.o.batch + p.h * a.o.head + p.q * a.o.row + d;
     if constexpr (config::O_DTYPE == ATTUNE_CUDA_F32)
         *to = value;

@@ -201,8 +201,8 @@ __device__ __forceinline__ void mask_pairs(forbidden &f, scores &s, const attune
 __device__ __forceinline__ float probability(float score, float lse, float factor)
 {
     /* In float32 subtract first: where P is large, the difference is exact. */
-    return exp2_fast(WIDE ? (HAVE_SCORE ? score - lse : __fmaf_rn(score, factor, -lse)) * ATTUNE_LOG2E
-                          : __fmaf_rn(score, factor, -lse));
+    return exp2_fast(FLOAT32 ? (HAVE_SCORE ? score - lse : __fmaf_rn(score, factor, -lse)) * ATTUNE_LOG2E
+                             : __fmaf_rn(score, factor, -lse));
 }
 
 constexpr bool HAVE_NEAR = HAVE_SCORE && config::SCORE_NEAR_BOUNDED;
@@ -369,7 +369,7 @@ __device__ __forceinline__ void store(const float (&sum)[ROW_TILES][TILES][4], c
                 if (DIM % config::PADDING && from + d * 8 >= DIM)
                     continue;
                 float x = sum[r][d][2 * half] * scale, y = sum[r][d][2 * half + 1] * scale;
-                if constexpr (WIDE) {
+                if constexpr (FLOAT32) {
                     if (paired)
                         *(float2 *)(row_base + column) = make_float2(x, y);
                     else

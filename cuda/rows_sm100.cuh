@@ -15,9 +15,9 @@ __device__ __forceinline__ void load_columns(float (&x)[16], u32 from)
         x[i] = __uint_as_float(w[i]);
 }
 
-/* Stores 16 columns of a row that has COLUMNS. wide: it is aligned for stores of 16 bytes. */
+/* Stores 16 columns of a row that has COLUMNS. vectors: it is aligned for stores of 16 bytes. */
 template <int COLUMNS>
-__device__ __forceinline__ void store_columns(element *to, const float (&x)[16], int column, bool wide)
+__device__ __forceinline__ void store_columns(element *to, const float (&x)[16], int column, bool vectors)
 {
     u32 w[8];
 #pragma unroll
@@ -25,7 +25,7 @@ __device__ __forceinline__ void store_columns(element *to, const float (&x)[16],
         w[i] = pack(x[i * 2], x[i * 2 + 1]);
 #pragma unroll
     for (int i = 0; i < 16; i += 8) {
-        if (wide && column + i + 8 <= COLUMNS) {
+        if (vectors && column + i + 8 <= COLUMNS) {
             *(uint4 *)(to + column + i) = make_uint4(w[i / 2], w[i / 2 + 1], w[i / 2 + 2], w[i / 2 + 3]);
             continue;
         }

@@ -10,13 +10,15 @@
 #include "serving_loads.cuh"
 #include "serving_parts.cuh"
 
-/* Of codes: parts of Q and of P, which together have the bits of the type of q and of o; factors of a row. */
-constexpr int Q_PARTS = !CODES || config::Q_DTYPE == ATTUNE_CUDA_BF16 ? 1 : config::Q_DTYPE == ATTUNE_CUDA_F16 ? 2 : 3;
-constexpr int P_PARTS = config::O_DTYPE == ATTUNE_CUDA_F32 ? 3 : 2;
+/* With codes: addends of Q and of P, which together have the bits of the type of q and of o; factors of a row. */
+constexpr int Q_ADDENDS = !CODES || config::Q_DTYPE == ATTUNE_CUDA_BF16 ? 1
+                          : config::Q_DTYPE == ATTUNE_CUDA_F16          ? 2
+                                                                        : 3;
+constexpr int P_ADDENDS = config::O_DTYPE == ATTUNE_CUDA_F32 ? 3 : 2;
 constexpr int K_FACTORS = !CODES ? 0 : HAS_BLOCKS<K_TYPE> ? HEAD_DIM / 32 : 1;
 constexpr int V_FACTORS = !CODES ? 0 : HAS_BLOCKS<V_TYPE> ? HEAD_DIM_V / 32 : 1;
 constexpr attune_cuda_tile SERVED = {sizeof(element), HEAD_DIM,  HEAD_DIM_V, BLOCK_M,   BLOCK_N,  WARPS,
-                                     STAGES,          KEY_TERMS, Q_PARTS,    K_FACTORS, V_FACTORS};
+                                     STAGES,          KEY_TERMS, Q_ADDENDS,  K_FACTORS, V_FACTORS};
 /* GROUPS warps share rows: KEY_GROUPS of them divide the keys, and with SHARED_P all divide the columns of O. */
 constexpr bool SHARED_P = attune_cuda_serving_sm80_shares_p(SERVED),
                ONE_BUFFER = attune_cuda_serving_sm80_one_buffer(SERVED);
@@ -28,7 +30,7 @@ constexpr int P_PITCH = (int)attune_cuda_serving_sm80_p_pitch(SERVED);
 static_assert(GROUPS * ROW_GROUPS == WARPS, "warps divide the rows, then the keys");
 static_assert(SHARED_P || KEY_GROUPS == GROUPS, "a warp without keys has columns of O");
 static_assert(KEYS % 16 == 0, "a warp computes 16 columns or a multiple");
-static_assert(WIDE || CODES || (K_TYPE == config::DTYPE && V_TYPE == config::DTYPE),
+static_assert(FLOAT32 || CODES || (K_TYPE == config::DTYPE && V_TYPE == config::DTYPE),
               "other types are converted to float32");
 static_assert(STAGES == 1 || (K_TYPE == config::DTYPE && V_TYPE == config::DTYPE && !ONE_BUFFER),
               "only asynchronous copies are several tiles ahead");
@@ -181,26 +183,26 @@ __device__ __forceinline__ float whole_nan(float x)
     return x == x ? x : __int_as_float(0x7fffffff);
 }
 
-/* Eight elements of Q, in parts. */
-__device__ __forceinline__ void copy_q_parts(u32 to, const q_element *from, bool valid, bool aligned)
+/* Eight elements of Q, as addends. */
+__device__ __forceinline__ void copy_q_addends(u32 to, const q_element *from, bool valid, bool aligned)
 {
     eight<config::Q_DTYPE> x = {};
-    u32 word[Q_PARTS][4];
+    u32 word[Q_ADDENDS][4];
     if (valid)
         load_eight(x, (const byte *)from, 0, 1.0f, aligned);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        float low[Q_PARTS], high[Q_PARTS];
+        float low[Q_ADDENDS], high[Q_ADDENDS];
         split_bf16(low, whole_nan(value_of(x, 2 * i)));
         split_bf16(high, whole_nan(value_of(x, 2 * i + 1)));
 #pragma unroll
-        for (int part = 0; part < Q_PARTS; part++)
-            word[part][i] = high_halves(low[part], high[part]);
+        for (int addend = 0; addend < Q_ADDENDS; addend++)
+            word[addend][i] = high_halves(low[addend], high[addend]);
     }
 #pragma unroll
-    for (int part = 0; part < Q_PARTS; part++)
-        store_shared_4(to + (u32)(part * BLOCK_M * CHUNKS_D * 16), word[part][0], word[part][1], word[part][2],
-                       word[part][3]);
+    for (int addend = 0; addend < Q_ADDENDS; addend++)
+        store_shared_4(to + (u32)(addend * BLOCK_M * CHUNKS_D * 16), word[addend][0], word[addend][1], word[addend][2],
+                       word[addend][3]);
 }
 
 /* 1: the packed rows of Q. */
@@ -215,7 +217,7 @@ __device__ __forceinline__ void load_q(u32 to, const attune_cuda_arguments &a, c
         bool valid = chunk * PER_CHUNK < HEAD_DIM && t.row + row < t.rows;
         const q_element *from = valid ? base + at.h * a.q.head + at.q * a.q.row + chunk * PER_CHUNK : base;
         if constexpr (CODES)
-            copy_q_parts(to + chunk_offset<CHUNKS_D>(row, chunk), from, valid, aligned);
+            copy_q_addends(to + chunk_offset<CHUNKS_D>(row, chunk), from, valid, aligned);
         else
             copy_q(to + chunk_offset<CHUNKS_D>(row, chunk), from, valid, aligned);
     }
@@ -234,14 +236,14 @@ __device__ __forceinline__ void multiply_codes(float (&s)[1][N_TILES][4], u32 q,
             s[0][n][i] = 0.0f;
 #pragma unroll 1
     for (int block = 0; block < CHUNKS_D; block += 4) {
-        u32 a[2][Q_PARTS][4];
+        u32 a[2][Q_ADDENDS][4];
 #pragma unroll
         for (int step = 0; step < 2; step++)
             if (CHUNKS_D % 4 == 0 || block + 2 * step < CHUNKS_D)
 #pragma unroll
-                for (int part = 0; part < Q_PARTS; part++)
-                    load_matrices(a[step][part],
-                                  q + (u32)(part * BLOCK_M * CHUNKS_D * 16) +
+                for (int addend = 0; addend < Q_ADDENDS; addend++)
+                    load_matrices(a[step][addend],
+                                  q + (u32)(addend * BLOCK_M * CHUNKS_D * 16) +
                                       chunk_offset<CHUNKS_D>(row + lane % 16, block + 2 * step + lane / 16));
 #pragma unroll
         for (int n = 0; n < N_TILES; n += 2) {
@@ -253,9 +255,9 @@ __device__ __forceinline__ void multiply_codes(float (&s)[1][N_TILES][4], u32 q,
                     load_matrices(b, k + chunk_offset<CHUNKS_D>(n * 8 + lane % 8 + lane / 16 * 8,
                                                                 block + 2 * step + lane / 8 % 2));
 #pragma unroll
-                    for (int part = Q_PARTS - 1; part > 0; part--) {
-                        multiply(sum[0], a[step][part], finite_codes<K_TYPE>(b[0]), finite_codes<K_TYPE>(b[1]));
-                        multiply(sum[1], a[step][part], finite_codes<K_TYPE>(b[2]), finite_codes<K_TYPE>(b[3]));
+                    for (int addend = Q_ADDENDS - 1; addend > 0; addend--) {
+                        multiply(sum[0], a[step][addend], finite_codes<K_TYPE>(b[0]), finite_codes<K_TYPE>(b[1]));
+                        multiply(sum[1], a[step][addend], finite_codes<K_TYPE>(b[2]), finite_codes<K_TYPE>(b[3]));
                     }
                     multiply(sum[0], a[step][0], b[0], b[1]);
                     multiply(sum[1], a[step][0], b[2], b[3]);
@@ -277,7 +279,7 @@ __device__ __forceinline__ void multiply_codes(float (&s)[1][N_TILES][4], u32 q,
                 s[0][n][i] *= factors[n * 8 + i % 2];
 }
 
-/* 6, of codes: P times the factors of V, in parts. The arguments are those of multiply_pv; factors: of the first key.
+/* 6, of codes: P times the factors of V, as addends. The arguments are those of multiply_pv; factors: of the first key.
  */
 template <int COUNT>
 __device__ __forceinline__ void multiply_weighted_codes(float (&o)[1][DV_TILES][4], const float (&p)[1][COUNT][4],
@@ -290,18 +292,18 @@ __device__ __forceinline__ void multiply_weighted_codes(float (&o)[1][DV_TILES][
     for (int n = 0; n < COUNT; n += 2)
 #pragma unroll
         for (int from = 0; from < DV_TILES; from += TILES) {
-            u32 a[P_PARTS][4];
+            u32 a[P_ADDENDS][4];
 #pragma unroll
             for (int i = 0; i < 4; i++) { /* rows of i % 2, keys of i / 2 */
-                float low[P_PARTS], high[P_PARTS];
+                float low[P_ADDENDS], high[P_ADDENDS];
                 const float *of = factors + (n + i / 2) * 8 * V_FACTORS;
                 if (HAS_BLOCKS<V_TYPE>)
                     of += (first + from) / 4;
                 split_bf16(low, p[0][n + i / 2][i % 2 * 2] * of[0]);
                 split_bf16(high, p[0][n + i / 2][i % 2 * 2 + 1] * of[V_FACTORS]);
 #pragma unroll
-                for (int part = 0; part < P_PARTS; part++)
-                    a[part][i] = high_halves(low[part], high[part]);
+                for (int addend = 0; addend < P_ADDENDS; addend++)
+                    a[addend][i] = high_halves(low[addend], high[addend]);
             }
 #pragma unroll
             for (int d = from; d < from + TILES; d += 2) {
@@ -309,9 +311,9 @@ __device__ __forceinline__ void multiply_weighted_codes(float (&o)[1][DV_TILES][
                 load_matrices_transposed(b, v + chunk_offset<CHUNKS_V>(n * 8 + lane % 16, first + d + lane / 16));
                 float sum[2][4] = {};
 #pragma unroll
-                for (int part = P_PARTS - 1; part > 0; part--) {
-                    multiply(sum[0], a[part], finite_codes<V_TYPE>(b[0]), finite_codes<V_TYPE>(b[1]));
-                    multiply(sum[1], a[part], finite_codes<V_TYPE>(b[2]), finite_codes<V_TYPE>(b[3]));
+                for (int addend = P_ADDENDS - 1; addend > 0; addend--) {
+                    multiply(sum[0], a[addend], finite_codes<V_TYPE>(b[0]), finite_codes<V_TYPE>(b[1]));
+                    multiply(sum[1], a[addend], finite_codes<V_TYPE>(b[2]), finite_codes<V_TYPE>(b[3]));
                 }
                 multiply(sum[0], a[0], b[0], b[1]);
                 multiply(sum[1], a[0], b[2], b[3]);

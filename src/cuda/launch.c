@@ -90,7 +90,7 @@ attune_cuda_arguments attune__cuda_arguments_of(const attune__cuda_program *prog
         .q_len = (int)call->q_len,
         .kv_len = (int)call->kv_len,
         .scale = (float)call->scale,
-        .part = call->part,
+        .is_partial = call->part,
         .sinks = call->sinks.buffer ? address(&call->sinks) : 0,
         .sinks_head = call->sinks.stride[0],
     };

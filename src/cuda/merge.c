@@ -11,8 +11,8 @@
 
 _Static_assert(ATTUNE_CUDA_MERGE_PARTS == ATTUNE__MERGE_PARTS, "what a launch takes");
 
-/* The kernels, forward and backward: a general one, and wide ones by type and number of parts. */
-enum { KIND_ROWS, KIND_WIDE, KINDS = KIND_WIDE + 7 };
+/* The kernels, forward and backward: a general one, and vector ones by type and number of parts. */
+enum { KIND_ROWS, KIND_VECTORS, KINDS = KIND_VECTORS + 7 };
 static const char *const kinds[KINDS] = {
     "", "_any_8", "_f16_2", "_f16_8", "_bf16_2", "_bf16_8", "_f32_2", "_f32_8",
 };
@@ -92,8 +92,8 @@ attune_status attune__cuda_merger_pack(const attune__host *host, const attune_li
 /* The properties of a call that decide which kernel suits it. */
 typedef struct demand {
     attune_cuda_merge arguments;
-    bool wide; /* every stride is a whole number of 16-byte units and fits an int */
-    int dtype; /* of all o and d_o; 0 if they differ */
+    bool vectors; /* every stride is a whole number of 16-byte units and fits an int */
+    int dtype;    /* of all o and d_o; 0 if they differ */
 } demand;
 
 static attune_cuda_merge_view view(demand *d, const attune_tensor *tensor, int64_t unit)
@@ -112,10 +112,10 @@ static attune_cuda_merge_view view(demand *d, const attune_tensor *tensor, int64
                                                 : 3,
     };
     v.pair = (v.address | (uint64_t)v.batch | (uint64_t)v.head | (uint64_t)v.row) % (2 * (uint64_t)bytes) == 0;
-    d->wide = d->wide && v.address % (uint64_t)unit == 0;
+    d->vectors = d->vectors && v.address % (uint64_t)unit == 0;
     for (int i = 0; i < 3; i++) {
         const int64_t step = strides[i] / unit;
-        d->wide = d->wide && strides[i] % unit == 0 && step >= INT32_MIN && step <= INT32_MAX;
+        d->vectors = d->vectors && strides[i] % unit == 0 && step >= INT32_MIN && step <= INT32_MAX;
         v.steps[i] = (int)step;
     }
     return v;
@@ -142,7 +142,7 @@ static attune_cuda_divisor divisor(int64_t by)
 static demand describe_call(const attune__merge *call)
 {
     const int64_t *size = call->o.size;
-    demand d = {.wide = size[3] % 8 == 0 && size[3] <= ATTUNE_CUDA_MERGE_COLUMNS};
+    demand d = {.vectors = size[3] % 8 == 0 && size[3] <= ATTUNE_CUDA_MERGE_COLUMNS};
     d.dtype = view(&d, &call->o, 16).dtype;
     attune_cuda_merge *a = &d.arguments;
     *a = (attune_cuda_merge){
@@ -157,7 +157,7 @@ static demand describe_call(const attune__merge *call)
         .part_count = (int)call->part_count,
         .weighted = call->parts[0].lse.buffer != NULL,
         .strict = call->strict,
-        .part = call->part,
+        .is_partial = call->part,
         .by_q_len = divisor(size[2]),
         .by_heads = divisor(size[1]),
     };
@@ -169,15 +169,15 @@ static demand describe_call(const attune__merge *call)
         a->parts[i].d_o = view_rows(&d, &call->parts[i].d_o);
         a->parts[i].d_lse = view(&d, &call->parts[i].d_lse, 4);
     }
-    d.wide = d.wide && a->rows <= INT32_MAX;
+    d.vectors = d.vectors && a->rows <= INT32_MAX;
     return d;
 }
 
 static int choose_kind(const demand *d)
 {
-    if (!d->wide)
+    if (!d->vectors)
         return KIND_ROWS;
-    return d->dtype ? KIND_WIDE + 2 * d->dtype - (d->arguments.part_count <= 2) : KIND_WIDE;
+    return d->dtype ? KIND_VECTORS + 2 * d->dtype - (d->arguments.part_count <= 2) : KIND_VECTORS;
 }
 
 static attune_status launch(const attune__program *program, attune_queue *queue, const attune__merge *call,
