@@ -247,13 +247,13 @@ ATTUNE_FUNCTION void store_o(const rows *from, const rows *m, const rows *l, con
                 float top = largest;
                 const float2 sink = add_sink(args, sinks, row_h, &top);
                 const float sum = l_row * sink.x + sink.y;
-                const float scale = is_zero(sum) ? 0.0f : sink.x / sum;
+                const float scale = sink.x / sum;
                 store_row_state(args, &at, workspace, lse, row_max, row_h, row_q, top, sum, largest, l_row);
                 for (uint c = 0u; c < HEAD_DIM_V; c += 4u) {
                     const uint first = (c * VECTORS + i) * WIDTH + w, step = VECTORS * WIDTH;
                     float4 value = (float4)(out[first], out[first + step], out[first + 2u * step],
                                             out[first + 3u * step]);
-                    value = is_zero(scale) ? (float4)(0.0f) : value * scale;
+                    value = is_zero(sum) ? (float4)(0.0f) : value * scale;
                     store_columns(args, &at, workspace, o, aligned, row_h, row_q, c, value);
                 }
             }
@@ -382,10 +382,10 @@ attune_serving_combine(ATTUNE_KERNEL_PARAMETERS ATTUNE_SERVING_PARAMETERS)
         }
         float top = m;
         const float2 sink = add_sink(&args, sinks, row_h, &top);
-        const float sum = l * sink.x + sink.y, scale = is_zero(sum) ? 0.0f : sink.x / sum;
+        const float sum = l * sink.x + sink.y, scale = sink.x / sum;
         if (column == 0u)
             store_row_state(&args, &coord, workspace, lse, row_max, row_h, row_q, top, sum, m, l);
         store_columns(&args, &coord, workspace, o, aligned, row_h, row_q, column,
-                      is_zero(scale) ? (float4)(0.0f) : o_row * scale);
+                      is_zero(sum) ? (float4)(0.0f) : o_row * scale);
     }
 }

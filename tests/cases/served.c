@@ -111,6 +111,16 @@ static void add_infinities(served *s, int64_t b)
     }
 }
 
+/* Of a type of floats. */
+static void add_nans(served *s, int64_t b)
+{
+    for (int64_t h = 0; h < s->c->kv_heads && s->kv_len[b]; h++) {
+        const int64_t at = h * s->kv_len[b] * s->c->dv, size = (int64_t)attune_dtype_size(s->v_dtype);
+        array_set(&s->v[b], at, NAN);
+        memcpy(s->v_bytes[b] + at * size, (char *)s->v[b].data + at * size, (size_t)size);
+    }
+}
+
 void served_draw(const serving_case *c, attune_dtype dtype, uint64_t seed, served *s)
 {
     failure why;
@@ -135,6 +145,8 @@ void served_draw(const serving_case *c, attune_dtype dtype, uint64_t seed, serve
                 array_set(&s->v[b], row * c->dv + i, array_get(&s->k[b], row * c->d + i));
         if (c->flags & INFINITE)
             add_infinities(s, b);
+        if (c->flags & NAN_V)
+            add_nans(s, b);
         if (c->flags & SHARED && b)
             share(s, b);
         /* The oracle has one type for both. */

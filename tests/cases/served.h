@@ -23,6 +23,7 @@ enum {
     PREFIX = 4096,    /* the call says which keys are shared */
     INFINITE = 8192,  /* of e5m2: an element of the first V and of the last K of each head */
     NAN_BITS = 16384, /* an element of each sequence's first q is NaN by its lowest bit alone */
+    NAN_V = 32768,    /* an element of the first V of each head is NaN */
 };
 
 typedef struct serving_case {

@@ -28,7 +28,8 @@ static const int64_t even[][2] = {{3, 100}, {3, 3}, {3, 77}, {3, 0}, {3, 128}, {
 static const int64_t longer[][2] = {{1, 1500}, {5, 700}, {70, 900}, {1, 300}, {1, 40},
                                     {0, 600},  {3, 513}, {1, 1024}, {1, 257}, {-1}};
 
-#define CAUSAL "q >= kv"
+#define CAUSAL   "q >= kv"
+#define NO_SCORE "h % 2 == 0 ? -1.0 / 0.0 : score" /* all of every other head are -inf */
 
 static const serving_case cases[] = {
     {"pages_16", 4, 2, 64, 64, 16, CAUSAL, NULL, 0, mix, NULL, 0, 0, 0},
@@ -90,6 +91,9 @@ static const serving_case cases[] = {
     {"rows_before_keys", 2, 1, 32, 32, 8, "q % 3 != 1", "score + q / 2 * 0.25", 0, mix, NULL, 0, 0, 0},
     {"e5m2_infinite", 8, 4, 32, 40, 16, NULL, NULL, INFINITE, even, NULL, ATTUNE_F8E5M2, 0, 0},
     {"q8_0_nan", 8, 4, 32, 32, 16, NULL, NULL, NAN_BITS, mix, NULL, ATTUNE_Q8_0, 0, 0},
+    {"sinks_nan", 4, 2, 64, 64, 16, "q >= kv && q - kv < 100", NO_SCORE, SINKS | NAN_V, mix, NULL, 0, 0, 0},
+    {"split_sinks_nan", 4, 2, 64, 64, 16, NULL, NO_SCORE, SPLIT | SINKS | NAN_V, longer, NULL, 0, 0, 0},
+    {"split_no_sinks_nan", 4, 2, 64, 64, 16, NULL, NO_SCORE, SPLIT | NAN_V, longer, NULL, 0, 0, 0},
 };
 
 static attune_expr *parse(attune_instance *instance, attune_expr_kind kind, const char *text)
@@ -506,13 +510,15 @@ Test(serving_cases, opencl)
 Test(serving_cases, opencl_small)
 {
     static const int64_t lengths[][2] = {{1, 600}, {2, 520}, {1, 9}, {-1}};
-    static const serving_case small = {"small", 2,    1, 16, 16, 8, CAUSAL, NULL, SPLIT | SINKS | LIST,
-                                       lengths, NULL, 0, 0,  0};
+    static const serving_case small[] = {
+        {"small", 2, 1, 16, 16, 8, CAUSAL, NULL, SPLIT | SINKS | LIST, lengths, NULL, 0, 0, 0},
+        {"small_nan", 2, 1, 16, 16, 8, CAUSAL, NO_SCORE, SPLIT | SINKS | NAN_V, lengths, NULL, 0, 0, 0}};
     attune_instance *instance;
     OK(attune_instance_create(NULL, &instance));
     attune_device *device = device_or_skip(instance, "opencl");
     for (uint64_t seed = 0; seed < 2; seed++)
-        run_case(instance, device, &small, ATTUNE_F32, seed);
+        run_case(instance, device, &small[0], ATTUNE_F32, seed);
+    run_case(instance, device, &small[1], ATTUNE_F32, 2);
     attune_device_destroy(device);
     attune_instance_destroy(instance);
 }
@@ -577,7 +583,8 @@ Test(serving_cases, cuda)
 Test(serving_cases, model)
 {
     model_or_skip();
-    run_cuda(" tree_window holes_no_mask q4_0 head_512 group_16 e5m2_infinite q8_0_nan split_q8_0 ");
+    run_cuda(" tree_window holes_no_mask q4_0 head_512 group_16 e5m2_infinite q8_0_nan split_q8_0 "
+             "sinks_nan split_sinks_nan ");
 }
 
 Test(serving_cases, cpu)
