@@ -207,7 +207,8 @@ template <int TYPE> __device__ __forceinline__ void store_block(byte *to, float 
     bool finite = most < 0x7f800000u;
     furthest = most ? furthest : 0.0f;
     float factor = TYPE == ATTUNE_CUDA_Q8_0 ? clear_sign(furthest) / 127.0f : furthest / -8.0f;
-    float scaled = x * (factor == 0.0f ? 0.0f : 1.0f / factor);
+    /* A factor so small that its inverse is infinite is 0 in f16. */
+    float inverse = 1.0f / factor, scaled = x * (fabsf(inverse) < ATTUNE_INF ? inverse : 0.0f);
     if (lane == 0)
         *(unsigned short *)to = (unsigned short)(finite ? pack_f16(factor, 0.0f) : 0x7e00u);
     if constexpr (TYPE == ATTUNE_CUDA_Q8_0)

@@ -106,7 +106,9 @@ uint code_of(const in uint type, const in uint value, const in uint factor)
 uint block_factors(const in uint type, const in uint most, const in bool finite, out uint inverse)
 {
     uint factor = type == Q8_0 ? divide(most & MAGNITUDE, floatBitsToUint(127.0)) : divide(most, floatBitsToUint(-8.0));
-    inverse = !finite ? NOT_A_NUMBER : (factor & MAGNITUDE) == 0u ? 0u : divide(floatBitsToUint(1.0), factor);
+    inverse = divide(floatBitsToUint(1.0), factor);
+    /* A factor so small that this is infinite is 0 in binary16. */
+    inverse = !finite ? NOT_A_NUMBER : (inverse & MAGNITUDE) == INFINITE ? 0u : inverse;
     return narrow(F16, uintBitsToFloat(finite ? factor : NOT_A_NUMBER));
 }
 

@@ -1168,8 +1168,9 @@ typedef struct attune_append_args {
  * become it. Factors of rank 1 are read. Those of rank 3 are computed, the largest magnitude of the row over that of
  * the codes (448, 57344, 127), and written. NaN stays NaN, but for I8 with factors of rank 1, where it becomes 0. Q8_0
  * and Q4_0 are the bits of ggml's quantize_row_q8_0_ref and quantize_row_q4_0_ref; a block with a value that is not
- * finite is NaN. The CPU normalises and rotates in double and rounds once, the other devices in f32: codes may then
- * differ by one. Without norm and rotation the bits are the same.
+ * finite is NaN, and one whose factor has no finite inverse in f32 (below 2.94e-39), which C leaves undefined there,
+ * has the codes of 0. The CPU normalises and rotates in double and rounds once, the other devices in f32: codes may
+ * then differ by one. Without norm and rotation the bits are the same.
  *
  * Launches only, as attune_forward. Needs no workspace. The host checks shapes and types; contents of integers are
  * checked on the device, and nothing out of bounds is written.

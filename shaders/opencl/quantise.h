@@ -103,7 +103,9 @@ ATTUNE_FUNCTION uint code_of(uint type, uint value, uint factor)
 ATTUNE_FUNCTION uint block_factors(uint type, uint most, int finite, uint *inverse)
 {
     const uint factor = type == Q8_0 ? divide(most & MAGNITUDE, as_uint(127.0f)) : divide(most, as_uint(-8.0f));
-    *inverse = !finite ? NOT_A_NUMBER : (factor & MAGNITUDE) == 0u ? 0u : divide(as_uint(1.0f), factor);
+    const uint inverted = divide(as_uint(1.0f), factor);
+    /* A factor so small that this is infinite is 0 in f16. */
+    *inverse = !finite ? NOT_A_NUMBER : (inverted & MAGNITUDE) == INFINITE ? 0u : inverted;
     return half_bits(finite ? factor : NOT_A_NUMBER);
 }
 

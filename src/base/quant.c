@@ -125,7 +125,9 @@ static void quantise_block(uint8_t *block, const float *from, attune_dtype dtype
 {
     float most;
     const bool finite = furthest(from, &most);
-    const float d = dtype == ATTUNE_Q8_0 ? fabsf(most) / 127 : most / -8, inverse = d != 0 ? 1 / d : 0;
+    const float d = dtype == ATTUNE_Q8_0 ? fabsf(most) / 127 : most / -8;
+    /* A factor so small that this is infinite is 0 in f16. */
+    const float inverse = isfinite(1 / d) ? 1 / d : 0;
     const uint16_t half = attune__f16_from_f32(finite ? d : NAN);
     memset(block, 0, attune_dtype_size(dtype));
     memcpy(block, &half, sizeof half);

@@ -641,19 +641,32 @@ static void draw_extremes(random_state *r, uint16_t rows[8][32])
     rows[6][8] = 0x7c00;
 }
 
+/* Values of f32 whose blocks have factors without a finite inverse, and some with. Where a device may lose denormals
+ * there are none. */
+static void draw_tiny(random_state *r, float rows[8][32])
+{
+    static const float most[8] = {1e-37f, 3e-37f, 4e-37f, 1.3e-38f, 2.3e-38f, 2.4e-38f, 1e-36f, 1e-30f};
+    for (int row = 0; row < 8; row++)
+        for (int c = 0; c < 32; c++) {
+            const float x = (float)(1.2e-38 + ((double)most[row] - 1.2e-38) * random_uniform(r));
+            rows[row][c] = (random_u64(r) & 1 ? 1.0f : -1.0f) * (c == row ? most[row] : c % 5 == 4 ? 0 : x);
+        }
+}
+
 /* Bytes of a row of 32 columns. */
 static uint64_t extreme_size(attune_dtype dtype)
 {
     return 32 / attune_dtype_block(dtype) * attune_dtype_size(dtype);
 }
 
-/* The rows in a cache of the device, as keys and as values. */
-static void append_extremes(attune_device *device, const attune_dtype dtypes[2], uint16_t rows[8][32],
+/* Eight rows in a cache of the device, as keys and as values. */
+static void append_extremes(attune_device *device, attune_dtype dtype, const attune_dtype dtypes[2], const void *rows,
                             uint8_t bytes[2][8 * 32 * sizeof(float)])
 {
+    const uint64_t size = 8 * extreme_size(dtype);
     const int64_t places[8] = {0, 1, 2, 3, 4, 5, 6, 7};
     const attune_problem problem = {.struct_size = sizeof problem,
-                                    .dtype = ATTUNE_F16,
+                                    .dtype = dtype,
                                     .kv_dtype = dtypes[0],
                                     .v_dtype = dtypes[1],
                                     .head_dim = 32,
@@ -665,14 +678,14 @@ static void append_extremes(attune_device *device, const attune_dtype dtypes[2],
     OK(attune_plan_create(device, &problem, NULL, &plan));
     OK(attune_buffer_create(device, 8 * extreme_size(dtypes[0]), &k));
     OK(attune_buffer_create(device, 8 * extreme_size(dtypes[1]), &v));
-    OK(attune_buffer_create(device, sizeof(uint16_t[8][32]), &from));
+    OK(attune_buffer_create(device, size, &from));
     OK(attune_buffer_create(device, sizeof places, &slots));
-    OK(attune_buffer_write(from, 0, rows, sizeof(uint16_t[8][32])));
+    OK(attune_buffer_write(from, 0, rows, size));
     OK(attune_buffer_write(slots, 0, places, sizeof places));
     const attune_cache cache = {.struct_size = sizeof cache,
                                 .k = {.buffer = k, .dtype = dtypes[0], .rank = 4, .size = {1, 1, 8, 32}},
                                 .v = {.buffer = v, .dtype = dtypes[1], .rank = 4, .size = {1, 1, 8, 32}}};
-    const attune_tensor tensor = {.buffer = from, .dtype = ATTUNE_F16, .rank = 3, .size = {8, 1, 32}};
+    const attune_tensor tensor = {.buffer = from, .dtype = dtype, .rank = 3, .size = {8, 1, 32}};
     const attune_append_args args = {.struct_size = sizeof args,
                                      .k = tensor,
                                      .v = tensor,
@@ -707,7 +720,8 @@ static void canonical_nans(attune_dtype dtype, uint8_t *bytes, uint64_t size)
 /* Rows that are neither normalised nor rotated have the CPU's bits, whatever is in them. */
 static void run_extremes(const char *backend)
 {
-    static const attune_dtype dtypes[][2] = {{ATTUNE_F32, ATTUNE_F16}, {ATTUNE_Q8_0, ATTUNE_Q4_0}};
+    static const attune_dtype dtypes[][2] = {
+        {ATTUNE_F32, ATTUNE_F16}, {ATTUNE_Q8_0, ATTUNE_Q4_0}, {ATTUNE_Q8_0, ATTUNE_Q4_0}};
     attune_instance *instance;
     attune_device *cpu;
     OK(attune_instance_create(&without_cache, &instance));
@@ -715,18 +729,23 @@ static void run_extremes(const char *backend)
     OK(attune_device_open(instance, "cpu", &cpu));
     random_state r = {test_seed() + 3};
     uint16_t rows[8][32];
+    float tiny[8][32];
     draw_extremes(&r, rows);
+    draw_tiny(&r, tiny);
     for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++) {
         uint8_t got[2][8 * 32 * sizeof(float)], expected[2][8 * 32 * sizeof(float)];
-        append_extremes(device, dtypes[i], rows, got);
-        append_extremes(cpu, dtypes[i], rows, expected);
+        const attune_dtype dtype = i < 2 ? ATTUNE_F16 : ATTUNE_F32;
+        const void *from = i < 2 ? (const void *)rows : tiny;
+        append_extremes(device, dtype, dtypes[i], from, got);
+        append_extremes(cpu, dtype, dtypes[i], from, expected);
         for (int v = 0; v < 2; v++) {
             const size_t row = extreme_size(dtypes[i][v]);
             canonical_nans(dtypes[i][v], got[v], 8 * row);
             canonical_nans(dtypes[i][v], expected[v], 8 * row);
             for (size_t at = 0; at < 8 * row; at++)
-                cr_expect_eq(got[v][at], expected[v][at], "%s, row %zu, byte %zu: %02x, on the CPU %02x",
-                             attune_dtype_string(dtypes[i][v]), at / row, at % row, got[v][at], expected[v][at]);
+                cr_expect_eq(got[v][at], expected[v][at], "%s from %s, row %zu, byte %zu: %02x, on the CPU %02x",
+                             attune_dtype_string(dtypes[i][v]), attune_dtype_string(dtype), at / row, at % row,
+                             got[v][at], expected[v][at]);
         }
     }
     attune_device_destroy(cpu);
