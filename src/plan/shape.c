@@ -123,6 +123,9 @@ static attune_status check_serving(const attune_problem *p, const attune__shape 
         return ATTUNE_OK;
     }
     ATTUNE__TRY(check_count("tokens", p->tokens));
+    if (p->tokens > MOST_ROWS / s->heads)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "problem has tokens %lld x heads %lld rows, expected at most 2^40",
+                            (long long)p->tokens, (long long)s->heads);
     if (p->page < 0 || p->page > INT32_MAX)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "problem.page is %lld, expected 0 to 2147483647",
                             (long long)p->page);

@@ -4,7 +4,9 @@
 #include <math.h>
 #include <string.h>
 
+#include "api/extremes.h"
 #include "api/flow.h"
+#include "support/devices.h"
 
 #define OK(call)             cr_assert_eq(call, ATTUNE_OK, "%s: %s", #call, attune_last_error())
 #define REFUSED(call, words) EXPECT(call, ATTUNE_INVALID_ARGUMENT, words)
@@ -75,7 +77,7 @@ typedef struct served {
     attune_forward_args args;
     float q[4 * 2 * 16], pool[6 * 2 * 8 * 16], o[4 * 2 * 16], lse[4 * 2];
     int32_t q_start[3], kv_len[2], pages[2 * 3], list[5], list_start[3], tree[4], count[1], kv_first[2];
-    attune_buffer *buffers[20];
+    attune_buffer *buffers[28];
     uint32_t buffer_count;
 } served;
 
@@ -175,6 +177,8 @@ Test(serving, problems)
         EXPECT(attune_plan_create(s.device, &problem, NULL, &plan), status, words);                                    \
     } while (0)
     BAD(problem.tokens = -1, ATTUNE_INVALID_ARGUMENT, "problem.tokens is -1");
+    BAD((problem.tokens = INT32_MAX, problem.heads = 1 << 20), ATTUNE_INVALID_ARGUMENT,
+        "problem has tokens 2147483647 x heads 1048576 rows, expected at most 2^40");
     BAD(problem.page = -8, ATTUNE_INVALID_ARGUMENT, "problem.page is -8");
     BAD(problem.tokens = 0, ATTUNE_INVALID_ARGUMENT, "problem.page is set, but problem.tokens is 0");
     BAD(problem.tokens = problem.page = 0, ATTUNE_INVALID_ARGUMENT, "problem.tree is set, but problem.tokens is 0");
@@ -550,5 +554,132 @@ Test(serving, schedules)
     flow_destroy(&f);
     attune_buffer_destroy(schedule);
     attune_buffer_destroy(small);
+    served_destroy(&s);
+}
+
+/* Sizes, strides and offsets at the ends of 64 bits in the tensors of a call over a cache and of its new rows: every
+ * one is refused or harmless. Keys are i8 with factors; with a list the block table is one, without pages there is
+ * none. */
+static void run_extremes(bool list, bool pages)
+{
+    static served s;
+    static int8_t keys[6 * 8 * 16];
+    static float scale[6 * 8], rows[4 * 16], tables[24 * 8];
+    static int64_t slots[4];
+    static int32_t tree[4], shared[2], positions[4];
+    served_create(&s);
+    attune_plan_destroy(s.plan);
+    attune_buffer_destroy(s.args.workspace);
+    s.problem.kv_dtype = ATTUNE_I8;
+    s.problem.v_dtype = ATTUNE_F32;
+    s.problem.page = pages ? 8 : 0;
+    OK(attune_plan_create(s.device, &s.problem, NULL, &s.plan));
+    OK(attune_buffer_create(s.device, attune_plan_workspace_size(s.plan), &s.args.workspace));
+    s.cache.k = wrap(&s, keys, sizeof keys, ATTUNE_I8, 4, 6, 1, 8, 16);
+    s.cache.k_scale = wrap(&s, scale, sizeof scale, ATTUNE_F32, 3, 6, 1, 8, 0);
+    if (list) {
+        s.cache.pages = wrap(&s, s.list, sizeof s.list, ATTUNE_I32, 1, 5, 0, 0, 0);
+        s.cache.pages_start = wrap(&s, s.list_start, sizeof s.list_start, ATTUNE_I32, 1, 3, 0, 0, 0);
+    } else if (!pages)
+        s.cache.pages.buffer = NULL;
+    s.batch.tree = wrap(&s, tree, sizeof tree, ATTUNE_I32, 2, 4, 1, 0, 0);
+    s.batch.shared = wrap(&s, shared, sizeof shared, ATTUNE_I32, 1, 2, 0, 0, 0);
+    attune_append_args append = {.struct_size = sizeof append,
+                                 .k = wrap(&s, rows, sizeof rows, ATTUNE_F32, 3, 4, 1, 16, 0),
+                                 .v = wrap(&s, rows, sizeof rows, ATTUNE_F32, 3, 4, 1, 16, 0),
+                                 .cache = &s.cache,
+                                 .slots = wrap(&s, slots, sizeof slots, ATTUNE_I64, 1, 4, 0, 0, 0),
+                                 .batch = &s.batch,
+                                 .cosine = wrap(&s, tables, sizeof tables, ATTUNE_F32, 2, 24, 8, 0, 0),
+                                 .sine = wrap(&s, tables, sizeof tables, ATTUNE_F32, 2, 24, 8, 0, 0),
+                                 .positions = wrap(&s, positions, sizeof positions, ATTUNE_I32, 1, 4, 0, 0, 0),
+                                 .k_norm = wrap(&s, tables, sizeof tables, ATTUNE_F32, 1, 16, 0, 0, 0),
+                                 .q_norm = wrap(&s, tables, sizeof tables, ATTUNE_F32, 1, 16, 0, 0, 0),
+                                 .q = s.args.q,
+                                 .q_out = s.args.o};
+    attune_tensor *const tensors[] = {
+        &s.cache.k,      &s.cache.v,     &s.cache.k_scale, &s.cache.pages,  &s.cache.pages_start, &s.batch.q_start,
+        &s.batch.kv_len, &s.batch.count, &s.batch.tree,    &s.batch.shared, &s.batch.kv_first,    &s.args.q,
+        &s.args.o,       &s.args.lse,    &append.k,        &append.v,       &append.slots,        &append.cosine,
+        &append.sine,    &append.q,      &append.q_out,    &append.k_norm,  &append.q_norm,       &append.positions};
+    enum { TENSORS = sizeof tensors / sizeof tensors[0], CALLS = 14 /* the first are of forward; 11 of both */ };
+    attune_queue *queue = attune_device_queue(s.device);
+    OK(serve(&s));
+    OK(attune_append(s.plan, queue, &append, NULL));
+    uint64_t state = test_seed();
+    int count[2][2] = {{0}};
+    for (uint64_t n = 0; n < scaled(6000); n++) {
+        const int64_t which = random_expr_between(&state, 0, TENSORS - 1);
+        const bool appends = which >= CALLS || (which < 11 && n % 2);
+        attune_tensor *t = tensors[which], kept = *t;
+        if (!t->buffer)
+            continue;
+        if (random_expr_between(&state, 0, 1)) {
+            t->stride[t->rank - 1] = 1;
+            for (uint32_t i = t->rank - 1; i-- > 0;)
+                t->stride[i] = t->stride[i + 1] * t->size[i + 1];
+        }
+        distort(&state, t->rank < 3 ? t->rank : 3, t->size, t->stride, &t->offset);
+        const attune_status status = appends ? attune_append(s.plan, queue, &append, NULL) : serve(&s);
+        cr_assert(status == ATTUNE_OK || status == ATTUNE_INVALID_ARGUMENT, "tensor %d: %s", (int)which,
+                  attune_last_error());
+        count[appends][status == ATTUNE_OK]++;
+        *t = kept;
+    }
+    cr_assert(count[0][0] && count[0][1] && count[1][0] && count[1][1]);
+    served_destroy(&s);
+}
+
+Test(serving, extreme_tensors)
+{
+    run_extremes(false, true);
+}
+
+Test(serving, extreme_tensors_of_lists)
+{
+    run_extremes(true, true);
+}
+
+Test(serving, extreme_tensors_without_pages)
+{
+    run_extremes(false, false);
+}
+
+/* Counts at the ends of 64 bits make a plan, whose sizes then are those of its counts, or are refused, on every device
+ * that is known. */
+Test(serving, extreme_problems)
+{
+    static served s;
+    static const uint32_t parts[] = {0, 1, 256, 512, 1u << 31, UINT32_MAX - 255, UINT32_MAX};
+    static const int64_t counts[] = {1, 2, 3, 1000, 1 << 20, INT32_MAX - 1, INT32_MAX};
+    served_create(&s);
+    uint64_t state = test_seed();
+    int refused = 0, taken = 0;
+    for (uint64_t n = 0; n < scaled(6000); n++) {
+        attune_problem problem = s.problem;
+        int64_t *const fields[] = {&problem.batch,  &problem.heads,  &problem.kv_heads, &problem.q_len,
+                                   &problem.kv_len, &problem.tokens, &problem.page};
+        for (int64_t i = random_expr_between(&state, 1, 4); i > 0; i--)
+            *fields[random_expr_between(&state, 0, 6)] =
+                random_expr_between(&state, 0, 3) ? counts[random_expr_between(&state, 0, 6)] : extreme(&state);
+        problem.split_keys = parts[random_expr_between(&state, 0, 6)];
+        const uint32_t profile = (uint32_t)random_expr_between(&state, 0, attune_profile_count());
+        attune_device_info own = {.struct_size = sizeof own};
+        attune_profile known = {.struct_size = sizeof known};
+        if (profile < attune_profile_count())
+            OK(attune_profile_get(profile, &known));
+        else
+            OK(attune_device_info_get(s.device, &own));
+        attune_plan_choice choice = {.struct_size = sizeof choice};
+        const attune_status status =
+            attune_plan_choose(known.name ? &known.limits : &own.limits, &problem, NULL, &choice);
+        cr_assert(status == ATTUNE_OK || status == ATTUNE_INVALID_ARGUMENT || status == ATTUNE_UNSUPPORTED, "%s",
+                  attune_last_error());
+        const int64_t heads = problem.heads ? problem.heads : 1;
+        cr_assert(status != ATTUNE_OK || problem.tokens <= (INT64_C(1) << 40) / heads);
+        refused += status != ATTUNE_OK;
+        taken += status == ATTUNE_OK;
+    }
+    cr_assert(refused && taken);
     served_destroy(&s);
 }
