@@ -336,25 +336,31 @@ static int32_t draw_integer(random_state *r, int32_t right, int32_t limit)
 
 /* The integers of a step, as the devices have them. */
 typedef struct step {
-    int32_t q_start[16], kv_len[15], kv_first[15], count, pages[256];
+    int32_t q_start[16], kv_len[15], kv_first[15], count, pages[256], pages_start[16];
     int64_t slots[256];
 } step;
 
 static void draw_step(random_state *r, const serving *s, step *t)
 {
     const int64_t sequences = s->kv_len.size[0], tokens = serving_tokens(s), pool = s->a.k.size[0];
-    const int32_t *start = s->q_start.data, *keys = s->kv_len.data, *pages = s->pages.data;
+    const int64_t entries = array_count(&s->pages);
+    const int32_t *start = s->q_start.data, *keys = s->kv_len.data, *pages = s->pages.data, *list = s->pages_start.data;
+    for (int64_t b = 0; list && b <= sequences; b++) {
+        t->pages_start[b] = draw_integer(r, list[b], (int32_t)entries);
+        if (random_u64(r) % 8 == 0)
+            t->pages_start[b] = (int32_t)between(r, 0, entries);
+    }
     for (int64_t b = 0; b <= sequences; b++) {
         t->q_start[b] = draw_integer(r, start[b], (int32_t)tokens);
         if (random_u64(r) % 8 == 0)
             t->q_start[b] = (int32_t)between(r, 0, tokens);
     }
     for (int64_t b = 0; b < sequences; b++) {
-        t->kv_len[b] = draw_integer(r, keys[b], (int32_t)(s->pages.size[1] * s->a.k.size[2]));
+        t->kv_len[b] = draw_integer(r, keys[b], (int32_t)(entries / sequences * s->a.k.size[2]));
         t->kv_first[b] = draw_integer(r, (int32_t)between(r, 0, keys[b]), keys[b]);
     }
     t->count = random_u64(r) % 4 ? (int32_t)sequences : draw_integer(r, 3, (int32_t)sequences);
-    for (int64_t i = 0; i < array_count(&s->pages); i++) {
+    for (int64_t i = 0; i < entries; i++) {
         const int32_t entry = draw_integer(r, pages[i], (int32_t)pool);
         t->pages[i] = entry >= 0 && entry < pool ? pages[i] : entry; /* no page twice: rows are appended */
     }
@@ -376,6 +382,8 @@ static void write_step(guarded *g, const serving *s, const step *t)
     OK(attune_buffer_write(g->call.batch.kv_first.buffer, 0, t->kv_first, sequences * 4));
     OK(attune_buffer_write(g->call.batch.count.buffer, 0, &t->count, 4));
     OK(attune_buffer_write(g->call.cache.pages.buffer, 0, t->pages, entries * 4));
+    if (s->pages_start.data)
+        OK(attune_buffer_write(g->call.cache.pages_start.buffer, 0, t->pages_start, (sequences + 1) * 4));
     OK(attune_buffer_write(g->slots.buffer, 0, t->slots, (uint64_t)g->slots.size[0] * 8));
 }
 
@@ -391,6 +399,34 @@ static bool find_claims(const serving *s, const step *t, int64_t q_len, int *cla
             twice |= ++claims[i] > 1;
     }
     return twice;
+}
+
+/* Whether two sequences have an entry of the list. */
+static bool share_pages(const serving *s, const step *t)
+{
+    const int64_t entries = array_count(&s->pages);
+    bool taken[256] = {false}, shared = false;
+    for (int64_t b = 0; s->pages_start.data && b < s->kv_len.size[0]; b++) {
+        const int64_t first = t->pages_start[b], end = t->pages_start[b + 1];
+        for (int64_t i = first; first >= 0 && end <= entries && i < end; i++) {
+            shared |= taken[i];
+            taken[i] = true;
+        }
+    }
+    return shared;
+}
+
+/* The block table of a serving becomes a list. */
+static void make_list(serving *s)
+{
+    failure why;
+    const int64_t sequences = s->kv_len.size[0], entries = s->pages.size[1];
+    GOOD(array_create(&s->pages_start, ATTUNE_I32, 1, (int64_t[]){sequences + 1}, &why));
+    for (int64_t b = 0; b <= sequences; b++)
+        ((int32_t *)s->pages_start.data)[b] = (int32_t)(b * entries);
+    s->pages.rank = 1;
+    s->pages.size[0] = sequences * entries;
+    GOOD(serving_check(s, &why));
 }
 
 static void compare_rows(const serving *s, const int *claims, const guarded *g, const guarded *cpu)
@@ -415,7 +451,7 @@ static void compare_rows(const serving *s, const int *claims, const guarded *g, 
 
 /* Lengths, tables and slots that are wrong: the CPU's results, which tests/api/serving.c states, and nothing written
  * around them. */
-static void run_wrong(const char *backend)
+static void run_wrong(const char *backend, bool list)
 {
     attune_instance *instance;
     attune_device *device;
@@ -430,6 +466,8 @@ static void run_wrong(const char *backend)
     GOOD(array_create(&s.kv_first, ATTUNE_I32, 1, s.kv_len.size, &why));
     GOOD(array_create(&s.count, ATTUNE_I32, 1, (int64_t[]){1}, &why));
     ((int32_t *)s.count.data)[0] = 7;
+    if (list)
+        make_list(&s);
     cr_assert(serving_tokens(&s) <= 256 && array_count(&s.pages) <= 256);
     guarded_create(&g[0], device, &s);
     OK(attune_device_open(instance, "cpu", &device));
@@ -439,7 +477,7 @@ static void run_wrong(const char *backend)
     for (int round = 0; round < 24; round++) {
         step t;
         draw_step(&r, &s, &t);
-        const bool twice = find_claims(&s, &t, q_len, claims);
+        const bool twice = find_claims(&s, &t, q_len, claims) || share_pages(&s, &t);
         for (int i = 0; i < 2; i++) {
             attune_completion done;
             const attune_append_args append = {.struct_size = sizeof append,
@@ -472,23 +510,44 @@ static void run_wrong(const char *backend)
 
 Test(serving_limits, vulkan)
 {
-    run_wrong("vulkan");
+    run_wrong("vulkan", false);
+}
+
+Test(serving_limits, vulkan_of_lists)
+{
+    run_wrong("vulkan", true);
 }
 
 Test(serving_limits, cuda)
 {
-    run_wrong("cuda");
+    run_wrong("cuda", false);
+}
+
+Test(serving_limits, cuda_of_lists)
+{
+    run_wrong("cuda", true);
 }
 
 Test(serving_limits, model)
 {
     model_or_skip();
-    run_wrong("cuda");
+    run_wrong("cuda", false);
+}
+
+Test(serving_limits, model_of_lists)
+{
+    model_or_skip();
+    run_wrong("cuda", true);
 }
 
 Test(serving_limits, opencl)
 {
-    run_wrong("opencl");
+    run_wrong("opencl", false);
+}
+
+Test(serving_limits, opencl_of_lists)
+{
+    run_wrong("opencl", true);
 }
 
 /* A plan for more tiles than 32 bits count, which a call of few rows does not have, and a table of more entries than
