@@ -17,6 +17,7 @@ enum {
     SEED_DENSE,
     SEED_NONFINITE,
     SEED_TENSOR,
+    SEED_SINKS,
     SEED_SYMBOL = 16
 };
 
@@ -124,6 +125,18 @@ static void make_nonfinite(const call *c, int seed, const layout *l, int64_t rar
         if (word % (uint64_t)rarity == 0)
             v->at[i] = what[word >> 40 & 3];
     }
+}
+
+/* Logits: some that add nothing, and some that have nearly all of their rows. */
+static void fill_sinks(const problem *p, const call *c, grid *v)
+{
+    for (int64_t i = 0; i < v->count; i++) {
+        const uint64_t word = word_at(mix(c->seed, SEED_SINKS), v, &c->sinks, i), way = mix(word, 77) % 8;
+        const double value = way == 0 ? -INFINITY : way == 1 ? 40 * normal(word) : 1 + 3 * normal(word);
+        v->at[i] = rounded_to(p->dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32, value);
+    }
+    if (c->data == DATA_NONFINITE && c->seed % 3 == 0)
+        make_nonfinite(c, SEED_SINKS, &c->sinks, 1 + v->count / 2, v);
 }
 
 int64_t capture_size(const problem *p, const call *c, const tree_symbol *s, int dimension)
@@ -392,6 +405,11 @@ bool data_create(const problem *p, const call *c, call_data *d)
     fill(p->dtype, c, SEED_Q, &c->q, &d->q);
     fill(p->kv_dtype, c, SEED_K, &c->k, &d->k);
     fill(p->kv_dtype, c, SEED_V, &c->v, &d->v);
+    if (p->sinks) {
+        grid_create(&d->sinks, 1, &p->heads);
+        fill_sinks(p, c, &d->sinks);
+        expect(&d->out_d_sinks, 1, &p->heads);
+    }
     expect(&d->out_o, 4, o);
     expect(&d->out_lse, 3, o);
     expect(&d->out_row_max, 3, o);
@@ -428,8 +446,8 @@ static void free_expected(expected *e)
 
 void data_destroy(call_data *d)
 {
-    grid *all[] = {&d->q, &d->k, &d->v, &d->o, &d->lse, &d->d_o, &d->d_lse};
-    expected *out[] = {&d->out_o, &d->out_lse, &d->out_row_max, &d->out_d_q, &d->out_d_k, &d->out_d_v};
+    grid *all[] = {&d->q, &d->k, &d->v, &d->o, &d->lse, &d->d_o, &d->d_lse, &d->sinks};
+    expected *out[] = {&d->out_o, &d->out_lse, &d->out_row_max, &d->out_d_q, &d->out_d_k, &d->out_d_v, &d->out_d_sinks};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]->at);
     for (size_t i = 0; i < sizeof out / sizeof *out; i++)

@@ -196,6 +196,19 @@ static void draw_masks(rng *r, problem *p, bool divide)
         tree_draw_mask(r, "B", lengths, divide, &p->masks[1]);
 }
 
+/* What not every backend has is drawn for the others too, where it must be refused, but less often. */
+static void draw_rest(rng *r, attune_backend backend, problem *p)
+{
+    const bool forward = p->direction == ATTUNE_FORWARD, cpu = backend == ATTUNE_BACKEND_CPU;
+    const bool most = cpu || (backend == ATTUNE_BACKEND_VULKAN && forward);
+    p->sinks = rng_chance(r, most || backend == ATTUNE_BACKEND_OPENCL ? 25 : 3);
+    for (int i = 0; i < p->call_count; i++) {
+        draw_layout(r, true, false, 1, &p->calls[i].sinks);
+        draw_layout(r, false, false, 1, &p->calls[i].d_sinks);
+        p->calls[i].want_d_sinks = rng_chance(r, 80);
+    }
+}
+
 void problem_draw(uint64_t seed, uint64_t index, const draw_profile *profile, problem *p)
 {
     rng r = {mix(seed, index)};
@@ -262,6 +275,8 @@ void problem_draw(uint64_t seed, uint64_t index, const draw_profile *profile, pr
     /* Steps through the plan of a prompt. */
     if (decode && rng_chance(&r, 50))
         p->q_len = rng_range(&r, p->q_len, 100);
+    rng rest = {mix(mix(seed, index), 4715)};
+    draw_rest(&rest, profile->backend, p);
     if (p->mask != MASK_TENSOR)
         return;
     /* A tensor of each batch serves calls of this batch alone. */

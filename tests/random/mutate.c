@@ -27,6 +27,8 @@ static int targets_of(const problem *p, const call *c, arguments *a, target *t)
             t[n++] = (target){&f->lse, "lse", true, false};
         if (c->want_row_max)
             t[n++] = (target){&f->row_max, "row_max", true, false};
+        if (p->sinks)
+            t[n++] = (target){&f->sinks, "sinks", false, false};
     } else {
         attune_backward_args *b = &a->backward;
         t[n++] = (target){&b->q, "q", false, true};
@@ -36,6 +38,10 @@ static int targets_of(const problem *p, const call *c, arguments *a, target *t)
         t[n++] = (target){&b->d_q, "d_q", true, true};
         if (c->want_d_lse)
             t[n++] = (target){&b->d_lse, "d_lse", false, false};
+        if (p->sinks)
+            t[n++] = (target){&b->sinks, "sinks", false, false};
+        if (p->sinks && c->want_d_sinks)
+            t[n++] = (target){&b->d_sinks, "d_sinks", true, false};
         if (keys) {
             t[n++] = (target){&b->k, "k", false, true};
             t[n++] = (target){&b->v, "v", false, true};
@@ -61,7 +67,7 @@ static bool mutate_tensor(const target *t, rng *r, const char **what)
     static const uint64_t offsets[] = {UINT64_MAX, UINT64_MAX - 7, INT64_MAX, UINT64_C(1) << 40};
     static const attune_dtype dtypes[] = {ATTUNE_I32, ATTUNE_U8, (attune_dtype)0, (attune_dtype)99, ATTUNE_I64};
     attune_tensor *x = t->tensor;
-    const int dimension = (int)rng_range(r, 0, t->matrix ? 3 : 2);
+    const int dimension = (int)rng_range(r, 0, x->rank - 1);
     switch (rng_range(r, 0, 8)) {
     case 0:
         *what = "a tensor's buffer is NULL";
@@ -118,7 +124,8 @@ static bool mutate_tensor(const target *t, rng *r, const char **what)
 
 static bool mutate_rest(const problem *p, rng *r, arguments *a, const char **what)
 {
-    switch (rng_range(r, 0, 12)) {
+    attune_tensor *sinks = COMMON(a, sinks);
+    switch (rng_range(r, 0, 13)) {
     case 0:
         *what = "struct_size is 0";
         *(uint32_t *)COMMON(a, struct_size) = 0;
@@ -181,6 +188,11 @@ static bool mutate_rest(const problem *p, rng *r, arguments *a, const char **wha
         if (a->mask_parameter < 0)
             return false;
         a->parameters[a->mask_parameter].value += rng_chance(r, 50) ? 1 : -7;
+        return true;
+    case 12:
+        *what = p->sinks ? "the sinks are missing" : "sinks of a plan that adds none";
+        *sinks = (attune_tensor){.dtype = ATTUNE_F32, .rank = 1, .size = {p->heads}};
+        sinks->buffer = p->sinks ? NULL : *(attune_buffer **)COMMON(a, q.buffer);
         return true;
     default:
         *what = "the array of captures is NULL";

@@ -74,6 +74,7 @@ static rules rules_of(const problem *p, kernel_kind kind)
 /* One row: its scores, and whether they are to be believed. */
 typedef struct row {
     int64_t b, h, q, group, at; /* group: of k and v; at: the row's number */
+    double sink;                /* -inf = none */
     const uint8_t *allowed;
     interval *score;
     derivatives *derivative; /* NULL = forward */
@@ -154,22 +155,32 @@ typedef struct weights {
 /* How far roundings of scores and exponentials move a row of sum(w v) / sum(w) = o: two bounds, of which the smaller
  * counts. Of w' in the place of w, sum((w' - w) (v - o)) / sum(w'), where weights move little; and with p = w / sum(w),
  * sum((p' - p) (v - o)), where a rounding decides which keys have the row. */
+typedef struct movement {
+    double few, many;
+} movement;
+
+static void add_movement(const rules *how, const interval *s, const weights *w, double distance, movement *moved)
+{
+    if (s->v == -INFINITY)
+        return;
+    const double p = exp(s->v - w->m) / w->sum, rounding = exponential_error(s, w->m, how);
+    const double most = fmin(1, exp(s->hi - w->lo) / w->below), least = exp(s->lo - w->hi) / w->above;
+    moved->few += p * (expm1(error_of(s)) + rounding) * distance;
+    moved->many += fmin(1, fmax(most - p, p - least) + 2 * rounding * most) * distance;
+}
+
+/* The sink is a key whose v is 0. */
 static double moved_by(const call *c, const rules *how, const row *r, const weights *w, const double *v, int64_t stride,
                        double o)
 {
-    double few = 0, many = 0;
-    for (int64_t kv = 0; kv < c->kv_len; kv++) {
-        const interval *s = &r->score[kv];
-        if (!r->allowed[kv] || s->v == -INFINITY)
-            continue;
-        const double p = exp(s->v - w->m) / w->sum, rounding = exponential_error(s, w->m, how);
-        const double most = fmin(1, exp(s->hi - w->lo) / w->below), least = exp(s->lo - w->hi) / w->above;
-        const double distance = fabs(v[kv * stride] - o);
-        few += p * (expm1(error_of(s)) + rounding) * distance;
-        many += fmin(1, fmax(most - p, p - least) + 2 * rounding * most) * distance;
-    }
-    few *= exp(w->m - w->lo) * w->sum / w->below;
-    return few < many ? few : many;
+    const interval sink = {r->sink, r->sink, r->sink, false};
+    movement moved = {0, 0};
+    for (int64_t kv = 0; kv < c->kv_len; kv++)
+        if (r->allowed[kv])
+            add_movement(how, &r->score[kv], w, fabs(v[kv * stride] - o), &moved);
+    add_movement(how, &sink, w, fabs(o), &moved);
+    moved.few *= exp(w->m - w->lo) * w->sum / w->below;
+    return moved.few < moved.many ? moved.few : moved.many;
 }
 
 static void row_values(const problem *p, const call *c, call_data *d, const rules *how, const row *r, const weights *w)
@@ -207,16 +218,25 @@ static void row_values(const problem *p, const call *c, call_data *d, const rule
         }
         const double moved = moved_by(c, how, r, w, v, p->head_dim_v, o);
         const double terms = 2 * ((double)n + 16 + 8 * segments_of(c)) * how->sum;
-        set(&d->out_o, r->at * p->head_dim_v + i, o,
-            moved + magnitude * (how->weight + terms) + least + fabs(o) * unit + smallest_of(p->o_dtype) +
-                how->part_at);
+        const double bound =
+            moved + magnitude * (how->weight + terms) + least + fabs(o) * unit + smallest_of(p->o_dtype) + how->part_at;
+        /* A sink alone gives 0 and nothing else. */
+        set(&d->out_o, r->at * p->head_dim_v + i, o, magnitude + least > 0 ? bound : 0);
     }
+}
+
+static void set_row_max(call_data *d, const row *r, const interval *largest, double unit)
+{
+    const double m = largest->v;
+    set(&d->out_row_max, r->at, m,
+        m == -INFINITY ? 0 : fmax(largest->hi - m, m - largest->lo) + 2 * unit * fabs(m) + 1e-36);
 }
 
 static void row_forward(const problem *p, const call *c, call_data *d, const rules *how, const row *r)
 {
     bool undecided = false, nan = false, infinite = false;
-    double m = -INFINITY, lo = -INFINITY, hi = -INFINITY;
+    const interval sink = {r->sink, r->sink, r->sink, false};
+    interval largest = {-INFINITY, -INFINITY, -INFINITY, false};
     for (int64_t kv = 0; kv < c->kv_len; kv++) {
         if (!r->allowed[kv])
             continue;
@@ -224,44 +244,50 @@ static void row_forward(const problem *p, const call *c, call_data *d, const rul
         undecided |= s->undecided || (isfinite(s->v) && fabs(s->v) > how->largest);
         nan |= isnan(s->v);
         infinite |= s->v == INFINITY;
-        m = s->v > m ? s->v : m;
-        lo = s->lo > lo ? s->lo : lo;
-        hi = s->hi > hi ? s->hi : hi;
+        largest.v = s->v > largest.v ? s->v : largest.v;
+        largest.lo = s->lo > largest.lo ? s->lo : largest.lo;
+        largest.hi = s->hi > largest.hi ? s->hi : largest.hi;
     }
+    const double u = how->exact.unit;
+    const bool sunk = !(sink.v < INFINITY);
     double *o = d->out_o.value.at + r->at * p->head_dim_v, *bound = d->out_o.bound + r->at * p->head_dim_v;
-    if (undecided || nan || infinite) {
+    if (undecided || nan || infinite || sunk) {
         for (uint32_t i = 0; i < p->head_dim_v; i++) {
             o[i] = NAN;
             bound[i] = undecided ? INFINITY : 0;
         }
         set(&d->out_lse, r->at, NAN, undecided ? INFINITY : 0);
-        set(&d->out_row_max, r->at, nan ? NAN : INFINITY, undecided || (nan && infinite) ? INFINITY : 0);
+        if (undecided || nan || infinite)
+            set(&d->out_row_max, r->at, nan ? NAN : INFINITY, undecided || (nan && infinite) ? INFINITY : 0);
+        else
+            set_row_max(d, r, &largest, u);
         return;
     }
+    set_row_max(d, r, &largest, u);
+    const double m = fmax(largest.v, sink.v), lo = fmax(largest.lo, sink.v), hi = fmax(largest.hi, sink.v);
     if (m == -INFINITY) {
         for (uint32_t i = 0; i < p->head_dim_v; i++) {
             o[i] = 0;
             bound[i] = 0;
         }
         set(&d->out_lse, r->at, -INFINITY, 0);
-        set(&d->out_row_max, r->at, -INFINITY, 0);
         return;
     }
     double sum = 0, moved = 0, below = 0, above = 0;
-    for (int64_t kv = 0; kv < c->kv_len; kv++) {
-        if (!r->allowed[kv] || r->score[kv].v == -INFINITY)
+    for (int64_t kv = 0; kv <= c->kv_len; kv++) {
+        const interval *s = kv < c->kv_len ? &r->score[kv] : &sink;
+        if ((kv < c->kv_len && !r->allowed[kv]) || s->v == -INFINITY)
             continue;
-        const double weight = exp(r->score[kv].v - m);
+        const double weight = exp(s->v - m);
         sum += weight;
-        moved += weight * exponential_error(&r->score[kv], m, how);
-        below += exp(r->score[kv].lo - lo);
-        above += exp(r->score[kv].hi - hi);
+        moved += weight * exponential_error(s, m, how);
+        below += exp(s->lo - lo);
+        above += exp(s->hi - hi);
     }
-    const double lse = m + log(sum), u = how->exact.unit;
+    const double lse = m + log(sum);
     const double scores = fmax(hi + log(above) - lse, lse - lo - log(below));
     set(&d->out_lse, r->at, lse,
         scores + moved / sum + 2 * ((double)c->kv_len + 32) * u + 4 * (1 + segments_of(c)) * u * (fabs(lse) + fabs(m)));
-    set(&d->out_row_max, r->at, m, fmax(hi - m, m - lo) + 2 * u * fabs(m) + 1e-36);
     const weights w = {m, sum, lo, below, hi, above};
     row_values(p, c, d, how, r, &w);
 }
@@ -274,6 +300,7 @@ static row row_at(const problem *p, const call *c, const call_data *d, int64_t a
                  .q = at % c->q_len,
                  .at = at,
                  .group = (d->k.size[0] == 1 ? 0 : b) * p->kv_heads + h / (p->heads / p->kv_heads),
+                 .sink = d->sinks.at ? d->sinks.at[h] : -INFINITY,
                  .allowed = d->allowed + at * c->kv_len};
 }
 
@@ -358,6 +385,17 @@ static void pair_backward(const problem *p, const call *c, call_data *d, const r
         pair_captures(d, v, f, r->score[kv].undecided, how);
 }
 
+/* delta's error is that of its terms. */
+static void sink_backward(const call *c, call_data *d, const rules *how, const row *r, double delta, double error)
+{
+    const interval sink = {r->sink, r->sink, r->sink, false};
+    const double lse = d->lse.at[r->at], p = exp(r->sink - lse);
+    const double value = -p * delta, p_error = p * exponential_error(&sink, lse, how) + 1e-36;
+    const double sums = 2 * ((double)(c->batch * c->q_len) + 32) * how->sum;
+    const double bound = p * error + p_error * (fabs(delta) + error) + sums * fabs(value);
+    add(&d->out_d_sinks, r->h, value, fabs(value) + bound < how->range ? bound : INFINITY);
+}
+
 static void row_backward(const problem *p, const call *c, call_data *d, const rules *how, const row *r)
 {
     const double lse = d->lse.at[r->at], u = how->exact.unit;
@@ -378,6 +416,8 @@ static void row_backward(const problem *p, const call *c, call_data *d, const ru
         magnitude += fabs(o[i] * d_o[i]);
     }
     const double terms = (p->head_dim_v + 16) * how->sum;
+    if (r->sink > -INFINITY)
+        sink_backward(c, d, how, r, delta, terms * magnitude + 2 * u * fabs(delta));
     for (int64_t kv = 0; kv < c->kv_len; kv++) {
         const interval *s = &r->score[kv];
         if (!r->allowed[kv] || s->v == -INFINITY)
@@ -433,6 +473,7 @@ void oracle_backward(const problem *p, const call *c, kernel_kind kind, call_dat
     round_outputs(&d->out_d_q, p->dtype, segments_of(c) * how.part_at);
     round_outputs(&d->out_d_k, p->kv_dtype, 0);
     round_outputs(&d->out_d_v, p->kv_dtype, 0);
+    round_outputs(&d->out_d_sinks, p->dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32, 0);
     free(scores);
     free(derivative);
 }

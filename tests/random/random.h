@@ -235,8 +235,8 @@ typedef struct call {
     bool lists_broadcast_b, lists_broadcast_h, lists_offsets;
     int64_t slice_batch0, slice_heads0, slice_block0; /* heads0 in groups */
     layout q, k, v, o, lse, row_max, d_o, d_lse, d_q, d_k, d_v, captures[SYMBOLS], d_captures[SYMBOLS],
-        host[2 * SYMBOLS], tensor;
-    bool want_lse, want_row_max, want_d_lse;
+        host[2 * SYMBOLS], tensor, sinks, d_sinks;
+    bool want_lse, want_row_max, want_d_lse, want_d_sinks;
     uint8_t want_captures; /* bits: symbols of the score whose gradients are asked for */
     int shrink_captures;   /* a dimension is that much shorter than its variable */
     bool repeat, seconds;
@@ -261,7 +261,7 @@ typedef struct problem {
     bool mask_by_hand;         /* MASK_EXPR: the plan is told the expression and the block sizes */
     bool has_score;
     tree score;
-    bool lse, row_max;
+    bool lse, row_max, sinks;
     uint32_t segments;
     bool has_options;
     bool options_of_pass; /* given for the pass, not for any */
@@ -296,7 +296,7 @@ typedef struct expected {
 
 /* The mask's parts of a segment, and a call's data as the caller has it. */
 typedef struct call_data {
-    grid q, k, v, o, lse, d_o, d_lse; /* k and v over all segments */
+    grid q, k, v, o, lse, d_o, d_lse, sinks; /* k and v over all segments */
     binding mask[2][SYMBOLS], score[SYMBOLS];
     int64_t q_blocks, kv_blocks[SEGMENTS];
     uint8_t *lists[SEGMENTS]; /* MASK_LISTS: 0 none, 1 partial, 2 full, [lists_b, lists_h, q_blocks, kv_blocks] */
@@ -304,7 +304,7 @@ typedef struct call_data {
     grid tensor[SEGMENTS];    /* MASK_TENSOR: likewise */
     int64_t lists_batch, lists_heads;
     uint8_t *allowed; /* [batch, heads, q_len, kv_len] */
-    expected out_o, out_lse, out_row_max, out_d_q, out_d_k, out_d_v, out_d_captures[SYMBOLS];
+    expected out_o, out_lse, out_row_max, out_d_q, out_d_k, out_d_v, out_d_sinks, out_d_captures[SYMBOLS];
 } call_data;
 
 bool data_create(const problem *p, const call *c, call_data *d);

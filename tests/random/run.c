@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { Q, K, V, O, LSE, ROW_MAX, D_O, D_LSE, D_Q, D_K, D_V, ROLES };
-static const char *const role_names[ROLES] = {"q",   "k",     "v",   "o",   "lse", "row_max",
-                                              "d_o", "d_lse", "d_q", "d_k", "d_v"};
+enum { Q, K, V, O, LSE, ROW_MAX, D_O, D_LSE, SINKS, D_Q, D_K, D_V, D_SINKS, ROLES };
+static const char *const role_names[ROLES] = {"q",     "k",     "v",   "o",   "lse", "row_max", "d_o",
+                                              "d_lse", "sinks", "d_q", "d_k", "d_v", "d_sinks"};
 
 /* All that is on the device for one call. k, v, d_k and d_v are those of each segment. */
 typedef struct fixture {
@@ -40,7 +40,7 @@ static bool place_role(runner *r, const problem *p, const call *c, int role, con
                        const layout *l, fixture *b, finding *f)
 {
     const bool keys = role == K || role == V || role == D_K || role == D_V;
-    const bool rows = role == LSE || role == ROW_MAX || role == D_LSE;
+    const bool rows = role == LSE || role == ROW_MAX || role == D_LSE || role == SINKS || role == D_SINKS;
     const attune_dtype dtype = rows                       ? (p->dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32)
                                : keys                     ? p->kv_dtype
                                : role == O || role == D_O ? p->o_dtype
@@ -165,6 +165,9 @@ static bool place_all(runner *r, const problem *p, const call *c, const call_dat
            place_role(r, p, c, O, back ? &d->o : &d->out_o.value, !back, &c->o, b, f) &&
            (!(back || c->want_lse) ||
             place_role(r, p, c, LSE, back ? &d->lse : &d->out_lse.value, !back, &c->lse, b, f)) &&
+           (!p->sinks || (place_role(r, p, c, SINKS, &d->sinks, false, &c->sinks, b, f) &&
+                          (!back || !c->want_d_sinks ||
+                           place_role(r, p, c, D_SINKS, &d->out_d_sinks.value, true, &c->d_sinks, b, f)))) &&
            (back || !c->want_row_max || place_role(r, p, c, ROW_MAX, &d->out_row_max.value, true, &c->row_max, b, f)) &&
            (!back || (place_role(r, p, c, D_O, &d->d_o, false, &c->d_o, b, f) &&
                       (!c->want_d_lse || place_role(r, p, c, D_LSE, &d->d_lse, false, &c->d_lse, b, f)) &&
@@ -202,7 +205,7 @@ static void clear(fixture *b)
     .parameter_count = (b)->parameter_count, .workspace = (b)->workspace,                                              \
     .workspace_offset = (uint64_t)(c)->workspace_offset * 256, .seconds = (c)->seconds ? &(b)->seconds : NULL,         \
     .segments = (p)->segments ? (b)->segments : NULL,                                                                  \
-    .segment_count = (p)->segments ? (uint32_t)(c)->segment_count : 0
+    .segment_count = (p)->segments ? (uint32_t)(c)->segment_count : 0, .sinks = (b)->tensors[SINKS][0].tensor
 
 static void arguments_of(const problem *p, const call *c, fixture *b, arguments *a)
 {
@@ -217,6 +220,7 @@ static void arguments_of(const problem *p, const call *c, fixture *b, arguments 
                                          .d_q = b->tensors[D_Q][0].tensor,
                                          .d_k = b->tensors[D_K][0].tensor,
                                          .d_v = b->tensors[D_V][0].tensor,
+                                         .d_sinks = b->tensors[D_SINKS][0].tensor,
                                          .capture_gradients = b->wanted,
                                          .capture_gradient_count = b->wanted_count};
 }
@@ -273,6 +277,8 @@ static void say_call(const runner *r, const problem *p, const call *c, const fix
         say(r, "        %s%s\n", c->want_lse ? ".lse = lse, " : "", c->want_row_max ? ".row_max = row_max," : "");
     if (p->mask && !p->segments)
         say(r, "        .mask = mask0,\n");
+    if (p->sinks)
+        say(r, "        .sinks = sinks,%s\n", back && c->want_d_sinks ? " .d_sinks = d_sinks," : "");
     if (p->segments)
         say(r, "        .segments = segments, .segment_count = %d,\n", c->segment_count);
     say(r,
@@ -404,6 +410,8 @@ static bool compare_all(runner *r, const problem *p, const call *c, const call_d
         ok &= compare(r, &b->tensors[D_K][s], &d->out_d_k, segment_start(c, s), NULL, ok ? f : &none);
         ok &= compare(r, &b->tensors[D_V][s], &d->out_d_v, segment_start(c, s), NULL, ok ? f : &none);
     }
+    if (b->tensors[D_SINKS][0].bytes)
+        ok &= compare(r, &b->tensors[D_SINKS][0], &d->out_d_sinks, 0, NULL, ok ? f : &none);
     for (int s = 0; s < SYMBOLS; s++)
         if (b->d_captures[s].bytes)
             ok &= compare(r, &b->d_captures[s], &d->out_d_captures[s], 0, b->start[s], ok ? f : &none);
@@ -571,10 +579,12 @@ static void say_plan(const runner *r, const problem *p, const attune_problem *d,
         ".head_dim_v = "
         "%u, .batch = %lld, .kv_batch = %lld,\n        .heads = %lld, .kv_heads = %lld, .q_len = %lld, .kv_len = %lld, "
         ".scale "
-        "= %.17g, .lse = %d, .row_max = %d, .capture_gradient_elements = %lld, .segments = %u};\n",
+        "= %.17g, .lse = %d, .row_max = %d, .capture_gradient_elements = %lld, .segments = %u, .sinks = "
+        "%d};\n",
         (int)d->direction, (int)d->dtype, (int)d->kv_dtype, (int)d->o_dtype, d->head_dim, d->head_dim_v,
         (long long)d->batch, (long long)d->kv_batch, (long long)d->heads, (long long)d->kv_heads, (long long)d->q_len,
-        (long long)d->kv_len, d->scale, d->lse, d->row_max, (long long)d->capture_gradient_elements, d->segments);
+        (long long)d->kv_len, d->scale, d->lse, d->row_max, (long long)d->capture_gradient_elements, d->segments,
+        d->sinks);
     if (p->has_score)
         say(r, "    problem.score = score;\n");
     if (told_by_hand(p))
@@ -602,6 +612,17 @@ static void say_plan(const runner *r, const problem *p, const attune_problem *d,
         forced ? "&options" : "NULL");
 }
 
+/* NULL, or what no kernel of the backend has: the plan must be refused. */
+static const char *lacking_of(attune_backend backend, const problem *p)
+{
+    const bool back = p->direction == ATTUNE_BACKWARD, vulkan = backend == ATTUNE_BACKEND_VULKAN && !back;
+    if (backend == ATTUNE_BACKEND_CPU)
+        return NULL;
+    if (back && (p->kv_dtype != p->dtype || p->o_dtype != p->dtype))
+        return "gradients of mixed types";
+    return p->sinks && !vulkan && backend != ATTUNE_BACKEND_OPENCL ? "sinks" : NULL;
+}
+
 static bool make_plan(runner *r, const problem *p, const attune_mask *mask, attune_expr *const exprs[3],
                       attune_plan **plan, finding *f)
 {
@@ -623,7 +644,8 @@ static bool make_plan(runner *r, const problem *p, const attune_mask *mask, attu
                         .lse = p->lse && p->direction == ATTUNE_FORWARD,
                         .row_max = p->row_max && p->direction == ATTUNE_FORWARD,
                         .capture_gradient_elements = p->direction == ATTUNE_BACKWARD ? capture_elements(p) : 0,
-                        .segments = p->segments};
+                        .segments = p->segments,
+                        .sinks = p->sinks};
     const bool by_hand = told_by_hand(p);
     attune_status status = mask && !by_hand ? attune_problem_set_mask(&d, mask) : ATTUNE_OK;
     if (status != ATTUNE_OK)
@@ -653,10 +675,10 @@ static bool make_plan(runner *r, const problem *p, const attune_mask *mask, attu
         status = attune_plan_create(r->device, &d, NULL, plan);
     }
     say_plan(r, p, &d, &options, forced);
-    const bool mixed = p->kv_dtype != p->dtype || p->o_dtype != p->dtype;
-    if (mixed && p->direction == ATTUNE_BACKWARD && r->backend != ATTUNE_BACKEND_CPU) {
+    const char *lacking = lacking_of(r->backend, p);
+    if (lacking) {
         if (status != ATTUNE_UNSUPPORTED || !*attune_last_error())
-            return fail(f, "accepted", "gradients of mixed types: %s", attune_status_string(status));
+            return fail(f, "accepted", "%s: %s", lacking, attune_status_string(status));
         r->refused++;
         return true;
     }

@@ -72,6 +72,8 @@ static void shrink_kinds(search *s)
     TRY_FIELD(s, c_->mask_more_kv, 0);
     TRY_FIELD(s, c_->workspace_offset, 0);
     TRY_FIELD(s, c_->shrink_captures, 0);
+    TRY_FIELD(s, try_.sinks, false);
+    TRY_FIELD(s, c_->want_d_sinks, false);
     TRY_FIELD(s, c_->want_d_lse, false);
     TRY_FIELD(s, c_->want_captures, 0);
     TRY_FIELD(s, c_->want_row_max, false);
@@ -105,8 +107,8 @@ static void shrink_layouts(search *s)
 {
     problem plain = *s->best;
     call *c = &plain.calls[0];
-    layout *all[] = {&c->q,   &c->k,     &c->v,   &c->o,   &c->lse, &c->row_max,
-                     &c->d_o, &c->d_lse, &c->d_q, &c->d_k, &c->d_v, &c->tensor};
+    layout *all[] = {&c->q,     &c->k,   &c->v,   &c->o,   &c->lse,    &c->row_max, &c->d_o,
+                     &c->d_lse, &c->d_q, &c->d_k, &c->d_v, &c->tensor, &c->sinks,   &c->d_sinks};
     const size_t count = sizeof all / sizeof *all;
     for (size_t i = 0; i < count; i++)
         *all[i] = (layout){0};
@@ -225,11 +227,11 @@ void problem_print(const problem *p, FILE *out)
     (void)fprintf(
         out,
         "  %s %s %s %s D %u Dv %u B %lld kv_batch %lld heads %lld/%lld q %lld kv %lld scale %g segments %u lse %d "
-        "row_max %d threads %d\n",
+        "row_max %d sinks %d threads %d\n",
         p->direction == ATTUNE_FORWARD ? "forward" : "backward", attune_dtype_string(p->dtype),
         attune_dtype_string(p->kv_dtype), attune_dtype_string(p->o_dtype), p->head_dim, p->head_dim_v,
         (long long)p->batch, (long long)p->kv_batch, (long long)p->heads, (long long)p->kv_heads, (long long)p->q_len,
-        (long long)p->kv_len, p->scale, p->segments, p->lse, p->row_max, (int)p->threads);
+        (long long)p->kv_len, p->scale, p->segments, p->lse, p->row_max, p->sinks, (int)p->threads);
     (void)fprintf(out, "  mask: %s %ux%u %s\n", masks[p->mask], p->q_block, p->kv_block,
                   p->mask == MASK_TENSOR                    ? attune_dtype_string(p->tensor_dtype)
                   : p->mask == MASK_LISTS && p->lists_whole ? "of whole blocks"
