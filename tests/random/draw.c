@@ -135,20 +135,18 @@ static uint32_t one_of(rng *r, int percent, int count, const uint32_t *from)
 static void draw_options(rng *r, attune_direction direction, attune_backend backend, attune_pass_options *o)
 {
     static const uint32_t tiles[] = {8, 16, 32, 64, 128, 48}, warps[] = {1, 2, 4, 8}, stages[] = {1, 2, 3, 4};
-    static const char *const kernels[] = {"cuda_sm80",       "cuda_sm90a",   "cuda_sm80_atomic", "vulkan_portable",
-                                          "vulkan_subgroup", "vulkan_lanes", "vulkan_coopmat",   "cpu",
-                                          "opencl_portable", "opencl_lanes", "opencl_subgroup"};
+    /* In the order of attune_backend. */
+    static const struct {
+        int count;
+        const char *names[5];
+    } kernels[] = {{3, {"cpu", "cpu_bf16", "cpu_amx"}},
+                   {5, {"vulkan_portable", "vulkan_subgroup", "vulkan_lanes", "vulkan_coopmat", "vulkan_decode"}},
+                   {4, {"cuda_sm80", "cuda_sm90a", "cuda_sm80_atomic", "cuda_sm100a"}},
+                   {4, {"opencl_portable", "opencl_lanes", "opencl_subgroup", "opencl_serving"}}};
     *o = (attune_pass_options){0};
     if (rng_chance(r, 45)) {
-        const int first = backend == ATTUNE_BACKEND_CUDA     ? 0
-                          : backend == ATTUNE_BACKEND_VULKAN ? 3
-                          : backend == ATTUNE_BACKEND_OPENCL ? 8
-                                                             : 7;
-        const int last = backend == ATTUNE_BACKEND_CUDA     ? 2
-                         : backend == ATTUNE_BACKEND_VULKAN ? 6
-                         : backend == ATTUNE_BACKEND_OPENCL ? 10
-                                                            : 7;
-        (void)snprintf(o->kernel, sizeof o->kernel, "%s", kernels[rng_range(r, first, last)]);
+        const int of = (int)backend - ATTUNE_BACKEND_CPU;
+        (void)snprintf(o->kernel, sizeof o->kernel, "%s", kernels[of].names[rng_range(r, 0, kernels[of].count - 1)]);
     }
     if (direction == ATTUNE_FORWARD) {
         o->block_m = one_of(r, 25, 6, tiles);
@@ -201,11 +199,23 @@ static void draw_rest(rng *r, attune_backend backend, problem *p)
 {
     const bool forward = p->direction == ATTUNE_FORWARD, cpu = backend == ATTUNE_BACKEND_CPU;
     const bool most = cpu || (backend == ATTUNE_BACKEND_VULKAN && forward);
+    if (rng_chance(r, most ? 8 : 2)) {
+        p->head_dim = 8 * (uint32_t)rng_range(r, 33, 72);
+        if (rng_chance(r, 50))
+            p->head_dim_v = 8 * (uint32_t)rng_range(r, 1, 64);
+    }
     p->sinks = rng_chance(r, most || backend == ATTUNE_BACKEND_OPENCL ? 25 : 3);
     for (int i = 0; i < p->call_count; i++) {
         draw_layout(r, true, false, 1, &p->calls[i].sinks);
         draw_layout(r, false, false, 1, &p->calls[i].d_sinks);
         p->calls[i].want_d_sinks = rng_chance(r, 80);
+    }
+    /* With other options most kernels are refused: some have none. */
+    if (p->options.kernel[0] && rng_chance(r, 50)) {
+        attune_pass_options alone = {0};
+        memcpy(alone.kernel, p->options.kernel, sizeof alone.kernel);
+        p->options = alone;
+        p->options_of_other = (attune_pass_options){0};
     }
 }
 

@@ -620,7 +620,9 @@ static const char *lacking_of(attune_backend backend, const problem *p)
         return NULL;
     if (back && (p->kv_dtype != p->dtype || p->o_dtype != p->dtype))
         return "gradients of mixed types";
-    return p->sinks && !vulkan && backend != ATTUNE_BACKEND_OPENCL ? "sinks" : NULL;
+    if (p->sinks && !vulkan && backend != ATTUNE_BACKEND_OPENCL)
+        return "sinks";
+    return !vulkan && (p->head_dim > 256 || p->head_dim_v > 256) ? "head dimensions above 256" : NULL;
 }
 
 static bool make_plan(runner *r, const problem *p, const attune_mask *mask, attune_expr *const exprs[3],
