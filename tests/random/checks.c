@@ -197,7 +197,7 @@ bool check_mask(const problem *p, const call *c, const call_data *d, int segment
 typedef struct watch {
     double done;
     int left;
-    bool broken;
+    bool stops, broken;
 } watch;
 
 static int watch_progress(void *user, double done)
@@ -205,7 +205,7 @@ static int watch_progress(void *user, double done)
     watch *w = user;
     w->broken |= !(done >= w->done && done <= 1);
     w->done = done;
-    return w->left >= 0 && w->left-- == 0;
+    return w->stops && w->left-- == 0;
 }
 
 /* The same mask within a budget, or stopped: it is built, or it is not and says so. */
@@ -213,7 +213,7 @@ bool check_budget(runner *r, const call *c, attune_mask_desc desc, const attune_
                   finding *f)
 {
     rng g = {mix(c->seed, 4712)};
-    watch w = {.left = rng_chance(&g, 50) ? 0 : -1};
+    watch w = {.stops = rng_chance(&g, 50)};
     attune_mask *mask;
     if (rng_chance(&g, 80))
         desc.max_work = (uint64_t)rng_range(&g, 1, INT64_C(1) << rng_range(&g, 1, 24));
@@ -228,6 +228,204 @@ bool check_budget(runner *r, const call *c, attune_mask_desc desc, const attune_
                     attune_status_string(status), attune_last_error());
     attune_mask_destroy(mask);
     return true;
+}
+
+/* Limits of one call, of which some are too few. */
+static attune_mask_work draw_work(rng *g, watch *w)
+{
+    *w = (watch){.stops = rng_chance(g, 20)};
+    return (attune_mask_work){.struct_size = sizeof(attune_mask_work),
+                              .progress = watch_progress,
+                              .progress_user = w,
+                              .max_work = rng_chance(g, 70) ? (uint64_t)1 << rng_range(g, 0, 24) : 0};
+}
+
+/* Whether a call within limits was stopped as it should be, or not; why = NULL then. A budget alone decides the same
+ * each time. */
+static const char *stopped(attune_status status, attune_status again, const attune_mask_work *work, const watch *w)
+{
+    if (w->broken)
+        return "progress falls, or passes 1";
+    if (status != ATTUNE_OK && (status != ATTUNE_CANCELLED || !*attune_last_error()))
+        return attune_last_error();
+    if (!w->stops && status != again)
+        return "the same budget stops one call and not another";
+    return !work->max_work && !w->stops && status != ATTUNE_OK ? "stopped without a limit" : NULL;
+}
+
+/* Counting within limits gives the same numbers, or none. */
+static bool check_count(const call *c, const attune_mask *mask, finding *f)
+{
+    rng g = {mix(c->seed, 4716)};
+    watch w;
+    const attune_mask_work work = draw_work(&g, &w);
+    attune_mask_stats exact = {.struct_size = sizeof exact}, counted, before;
+    memset(&counted, 0xa5, sizeof counted);
+    counted.struct_size = sizeof counted;
+    before = counted;
+    if (attune_mask_stats_count(mask, NULL, &exact) != ATTUNE_OK)
+        return fail(f, "count", "attune_mask_stats_count: %s", attune_last_error());
+    attune_mask_stats again = exact;
+    const attune_status status = attune_mask_stats_count(mask, &work, &counted);
+    watch other = {.stops = false};
+    attune_mask_work same = work;
+    same.progress_user = &other;
+    const char *why = stopped(status, attune_mask_stats_count(mask, &same, &again), &work, &w);
+    const attune_mask_stats *wanted = status == ATTUNE_OK ? &exact : &before;
+    if (why)
+        return fail(f, "count", "attune_mask_stats_count with max_work %llu: %s", (unsigned long long)work.max_work,
+                    why);
+    if (counted.pairs != wanted->pairs || counted.full_blocks != wanted->full_blocks ||
+        counted.partial_blocks != wanted->partial_blocks || counted.blocks != wanted->blocks ||
+        counted.bytes != wanted->bytes || memcmp(&counted.density, &wanted->density, sizeof counted.density) != 0 ||
+        memcmp(&counted.block_density, &wanted->block_density, sizeof counted.block_density) != 0)
+        return fail(f, "count", "attune_mask_stats_count: %s: %lld pairs, expected %lld", attune_status_string(status),
+                    (long long)counted.pairs, (long long)wanted->pairs);
+    return true;
+}
+
+static bool same_rows(const listed *a, const listed *b, int64_t rows)
+{
+    for (int64_t row = 0; row < rows; row++)
+        if (a->count[row] != b->count[row] ||
+            memcmp(a->index + a->offset[row], b->index + b->offset[row], (size_t)a->count[row] * sizeof *a->index) != 0)
+            return false;
+    return true;
+}
+
+/* That of a mask which was built in one step. */
+static bool same_lists(const attune_mask *a, const attune_mask *b)
+{
+    attune_mask_lists l[2] = {{.struct_size = sizeof *l}, {.struct_size = sizeof *l}};
+    listed rows[2][4];
+    if (attune_mask_lists_get(a, &l[0]) != ATTUNE_OK || attune_mask_lists_get(b, &l[1]) != ATTUNE_OK)
+        return false;
+    for (int i = 0; i < 2; i++) {
+        rows[i][0] = (listed){l[i].kv_num_blocks, l[i].kv_indices, l[i].kv_offsets};
+        rows[i][1] = (listed){l[i].full_kv_num_blocks, l[i].full_kv_indices, l[i].full_kv_offsets};
+        rows[i][2] = (listed){l[i].q_num_blocks, l[i].q_indices, l[i].q_offsets};
+        rows[i][3] = (listed){l[i].full_q_num_blocks, l[i].full_q_indices, l[i].full_q_offsets};
+    }
+    bool same = l[0].batch == l[1].batch && l[0].heads == l[1].heads && l[0].q_len == l[1].q_len &&
+                l[0].kv_len == l[1].kv_len && l[0].q_block == l[1].q_block && l[0].kv_block == l[1].kv_block;
+    const int64_t planes = l[0].batch * l[0].heads;
+    for (int i = 0; same && i < 4; i++)
+        same = same_rows(&rows[0][i], &rows[1][i], planes * (i < 2 ? l[0].q_blocks : l[0].kv_blocks));
+    return same;
+}
+
+static bool check_combined(const problem *p, const call *c, const attune_mask *a, const attune_mask *b,
+                           const attune_mask *mask, finding *f)
+{
+    rng g = {mix(c->seed, 4717)};
+    watch w, other = {.stops = false};
+    const attune_mask_op op = p->mask == MASK_AND  ? ATTUNE_MASK_AND
+                              : p->mask == MASK_OR ? ATTUNE_MASK_OR
+                                                   : ATTUNE_MASK_NOT;
+    const attune_mask_work work = draw_work(&g, &w);
+    attune_mask_work same = work;
+    attune_mask *made = NULL, *again = NULL;
+    same.progress_user = &other;
+    const attune_status status = attune_mask_combine(op, a, b, &work, &made);
+    const char *why = stopped(status, attune_mask_combine(op, a, b, &same, &again), &work, &w);
+    if (!why && (status == ATTUNE_OK ? !same_lists(made, mask) : made != NULL))
+        why = status == ATTUNE_OK ? "other lists than without limits" : "a mask in spite of the error";
+    attune_mask_destroy(made);
+    attune_mask_destroy(again);
+    return !why ||
+           fail(f, "combine", "attune_mask_combine with max_work %llu: %s", (unsigned long long)work.max_work, why);
+}
+
+/* Of what a mask was built with when it was shorter: parts of the arrays, of which one may have had another element.
+ * `grown` receives those that differ. */
+static uint32_t shorten(rng *g, bool changed, const host_bindings *after, host_bindings *before,
+                        attune_host_capture *grown)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < before->capture_count; i++) {
+        attune_array *array = &before->captures[i].array;
+        bool differs = changed;
+        for (uint32_t k = 0; k < array->rank; k++)
+            if (array->size[k] > 1 && rng_chance(g, 40)) {
+                array->size[k] = rng_range(g, 1, array->size[k] - 1);
+                differs = true;
+            }
+        if (differs || rng_chance(g, 30))
+            grown[count++] = after->captures[i];
+    }
+    return count;
+}
+
+/* A mask that grows to these lengths has the lists that it has if it is built at once. */
+static bool check_extended(runner *r, const problem *p, const call *c, const call_data *d, int segment,
+                           attune_mask_desc desc, const attune_expr *expr, const attune_mask *mask, finding *f)
+{
+    rng g = {mix(c->seed, 4718)};
+    attune_mask *shorter = NULL, *extended = NULL;
+    if (p->mask != MASK_EXPR || desc.kv_total) {
+        const attune_status status = attune_mask_extend(mask, desc.q_len + 1, desc.kv_len + 1, NULL, 0, &extended);
+        attune_mask_destroy(extended);
+        return (status == ATTUNE_UNSUPPORTED && !extended && *attune_last_error()) ||
+               fail(f, "extend", "a mask of another kind grows: %s", attune_status_string(status));
+    }
+    const int64_t q_len = desc.q_len, kv_len = desc.kv_len;
+    binding old[SYMBOLS];
+    double *values = NULL;
+    const int symbols = p->masks[0].symbol_count, which = symbols ? (int)rng_range(&g, 0, symbols - 1) : 0;
+    memcpy(old, d->mask[0], sizeof old);
+    if (symbols && old[which].values && rng_chance(&g, 25)) {
+        int64_t count = 1;
+        for (int k = 0; k < p->masks[0].symbols[which].rank; k++)
+            count *= old[which].size[k];
+        values = malloc((size_t)count * sizeof *values);
+        if (!values)
+            abort();
+        memcpy(values, old[which].values, (size_t)count * sizeof *values);
+        double *changed = &values[rng_range(&g, 0, count - 1)];
+        *changed = *changed != 0 ? 0 : 1;
+        old[which].values = values;
+    }
+    host_bindings before, after;
+    attune_host_capture grown[SYMBOLS];
+    FILE *code = r->code;
+    r->code = NULL;
+    bind_tree(r, &p->masks[0], old, c->host, "", &before);
+    bind_tree(r, &p->masks[0], d->mask[0], c->host, "", &after);
+    r->code = code;
+    const uint32_t count = shorten(&g, values != NULL, &after, &before, grown);
+    desc.q_len = rng_chance(&g, 30) ? q_len : rng_range(&g, 1, q_len);
+    desc.kv_len = rng_chance(&g, 30) ? kv_len : rng_range(&g, 1, kv_len);
+    bool ok = attune_mask_create(r->instance, &desc, expr, before.captures, before.capture_count, before.parameters,
+                                 before.parameter_count, &shorter) == ATTUNE_OK &&
+              attune_mask_extend(shorter, q_len, kv_len, grown, count, &extended) == ATTUNE_OK;
+    if (!ok)
+        (void)fail(f, "extend", "from %lld x %lld: %s", (long long)desc.q_len, (long long)desc.kv_len,
+                   attune_last_error());
+    else if (!same_lists(extended, mask))
+        ok = fail(f, "extend", "from %lld x %lld it has other lists than at once", (long long)desc.q_len,
+                  (long long)desc.kv_len);
+    ok = ok && check_mask(p, c, d, segment, extended, f);
+    attune_mask_destroy(shorter);
+    shorter = NULL;
+    if (ok && (attune_mask_extend(extended, q_len, kv_len - 1, NULL, 0, &shorter) != ATTUNE_INVALID_ARGUMENT ||
+               shorter || !*attune_last_error()))
+        ok = fail(f, "extend", "a mask becomes shorter");
+    attune_mask_destroy(shorter);
+    attune_mask_destroy(extended);
+    unbind(&before);
+    unbind(&after);
+    free(values);
+    return ok;
+}
+
+/* What is made of a mask's operands and counted of it within limits, and a shorter one that grows. */
+bool check_made(runner *r, const problem *p, const call *c, const call_data *d, int segment,
+                const attune_mask_desc *desc, const attune_expr *expr, attune_mask *const operands[2],
+                const attune_mask *mask, finding *f)
+{
+    const bool combined = p->mask == MASK_AND || p->mask == MASK_OR || p->mask == MASK_NOT;
+    return check_count(c, mask, f) && (!combined || check_combined(p, c, operands[0], operands[1], mask, f)) &&
+           check_extended(r, p, c, d, segment, *desc, expr, mask, f);
 }
 
 /* A mask of other keys than those of `mask` is refused beside it. */

@@ -221,6 +221,14 @@ static attune_status combined(runner *r, const problem *p, const call *c, int se
                                      .head0 = c->slice_heads0 * (p->heads / p->kv_heads),
                                      .heads = p->heads,
                                      .q_block0 = c->slice_block0};
+    const attune_mask_op op = p->mask == MASK_AND  ? ATTUNE_MASK_AND
+                              : p->mask == MASK_OR ? ATTUNE_MASK_OR
+                                                   : ATTUNE_MASK_NOT;
+    if (p->mask != MASK_SLICE && c->seed % 2) {
+        say(r, "    TRY(attune_mask_combine(%d, first%d, second%d, NULL, &mask%d));\n", (int)op, segment, segment,
+            segment);
+        return attune_mask_combine(op, a, b, NULL, mask);
+    }
     switch (p->mask) {
     case MASK_AND:
         say(r, "    TRY(attune_mask_and(first%d, second%d, &mask%d));\n", segment, segment, segment);
@@ -250,7 +258,7 @@ bool make_mask(runner *r, const problem *p, const call *c, const call_data *d, i
     host_bindings b[2];
     attune_mask *first = NULL, *second = NULL;
     attune_status status;
-    bool refused = true; /* masks of two segments */
+    bool checked = true;
     const int n = segment < 0 ? 0 : segment;
     /* The names of a segment's captures are those of the first. */
     FILE *code = r->code;
@@ -265,7 +273,8 @@ bool make_mask(runner *r, const problem *p, const call *c, const call_data *d, i
         unbind(&b[1]);
         return false;
     }
-    say(r, "    attune_mask *mask%d, *first%d, *second%d;\n    (void)first%d, (void)second%d;\n", n, n, n, n, n);
+    say(r, "    attune_mask *mask%d, *first%d = NULL, *second%d = NULL;\n    (void)first%d, (void)second%d;\n", n, n, n,
+        n, n);
     if (p->mask == MASK_DENSE) {
         status = dense_mask(r, d, &desc, n, mask);
     } else if (p->mask == MASK_TENSOR) {
@@ -277,7 +286,7 @@ bool make_mask(runner *r, const problem *p, const call *c, const call_data *d, i
     } else {
         status = expr_mask(r, &desc, n, exprs[0], "mask_a", &b[0], "first", &first);
         if (status == ATTUNE_OK && desc.kv_total)
-            refused = check_segments(r, c, desc, exprs[0], &b[0], first, f);
+            checked = check_segments(r, c, desc, exprs[0], &b[0], first, f);
         if (c->segment_mixed) {
             say(r, "    desc%d.kv_start = desc%d.kv_total = 0;\n", n, n);
             desc.kv_start = desc.kv_total = 0;
@@ -287,11 +296,13 @@ bool make_mask(runner *r, const problem *p, const call *c, const call_data *d, i
         if (status == ATTUNE_OK)
             status = combined(r, p, c, n, first, second, mask);
     }
+    if (checked && status == ATTUNE_OK && p->mask != MASK_TENSOR && c->seed % 4 == 1)
+        checked = check_made(r, p, c, d, n, &desc, exprs[0], (attune_mask *[]){first, second}, *mask, f);
     attune_mask_destroy(first);
     attune_mask_destroy(second);
     unbind(&b[0]);
     unbind(&b[1]);
-    if (!refused)
+    if (!checked)
         return false;
     if (status == ATTUNE_OK && p->mask != MASK_TENSOR) {
         say(r, "    TRY(attune_mask_upload(mask%d, device));\n", n);

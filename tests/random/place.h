@@ -49,6 +49,9 @@ bool check_expressions(runner *r, const problem *p, const call *c, const call_da
 bool check_mask(const problem *p, const call *c, const call_data *d, int segment, const attune_mask *mask, finding *f);
 bool check_budget(runner *r, const call *c, attune_mask_desc desc, const attune_expr *expr, const host_bindings *b,
                   finding *f);
+bool check_made(runner *r, const problem *p, const call *c, const call_data *d, int segment,
+                const attune_mask_desc *desc, const attune_expr *expr, attune_mask *const operands[2],
+                const attune_mask *mask, finding *f);
 bool check_segments(runner *r, const call *c, attune_mask_desc desc, const attune_expr *expr, const host_bindings *b,
                     const attune_mask *mask, finding *f);
 bool check_choice(runner *r, const attune_problem *wanted, const attune_kernel_options *options,
