@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "distributed/sharing.h"
+#include "distributed/carriers.h"
 #include "support/devices.h"
 
 typedef struct decoding {
@@ -149,7 +149,7 @@ static void run_rank(void *context, uint32_t rank)
 }
 
 static void run_case(decoding *d, const attention_case *given, attune_dtype dtype, uint32_t ranks, uint64_t number,
-                     uint32_t calls)
+                     uint32_t calls, carrier by)
 {
     static const int64_t chunks[] = {16, 1, 100, 37};
     attention_case c = dtype == ATTUNE_F64 ? case_unmixed(given) : *given;
@@ -163,7 +163,9 @@ static void run_case(decoding *d, const attention_case *given, attune_dtype dtyp
     d->split = number / 2 % 2 ? ATTUNE_QUERIES_BY_HEAD : ATTUNE_QUERIES_BY_SEQUENCE;
     cr_assert(case_instantiate(s->instance, &c, dtype, test_seed() + number, &a, &why), "%s", why.message);
     sharing_begin(s, &a, number);
+    connection *between = carriers_connect(s, by);
     rank_group_run(&s->group, run_rank, d);
+    carriers_disconnect(between);
     bool done = true;
     for (uint32_t r = 0; r < s->ranks; r++) {
         done = done && s->status[r] == ATTUNE_OK;
@@ -197,7 +199,7 @@ Test(distributed_decode, cases)
     sharing_open(&d.s);
     for (uint64_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (uint64_t n = 0; n < 6; n++)
-            run_case(&d, &cases[i], dtypes[(i + n) % 4], ranks[(n + 7 * i) % 6], n + 7 * i, 2);
+            run_case(&d, &cases[i], dtypes[(i + n) % 4], ranks[(n + 7 * i) % 6], n + 7 * i, 2, THROUGH_HOST);
     sharing_close(&d.s);
 }
 
@@ -206,20 +208,25 @@ Test(distributed_decode, repeats)
 {
     static decoding d = {.other_o = MOST_RANKS};
     sharing_open(&d.s);
-    run_case(&d, &cases[2], ATTUNE_BF16, 4, 9, (uint32_t)scaled(250));
+    run_case(&d, &cases[2], ATTUNE_BF16, 4, 9, (uint32_t)scaled(250), THROUGH_HOST);
     sharing_close(&d.s);
 }
 
 /* Ranks on devices of their own. */
-static void run_devices(const char *a, const char *b, const char *c)
+static void run_devices_by(carrier by, const char *const *backends, uint32_t count, uint32_t calls)
 {
     static const attune_dtype dtypes[] = {ATTUNE_BF16, ATTUNE_F32, ATTUNE_F16};
     static const int rows[] = {4, 2, 0, 1}; /* the last leaves ranks without keys */
     static decoding d = {.other_o = MOST_RANKS};
-    sharing_open_devices(&d.s, (const char *const[]){a, b, c}, 3);
+    sharing_open_devices(&d.s, backends, count);
     for (uint64_t i = 0; i < 4; i++)
-        run_case(&d, &cases[rows[i]], dtypes[i % 3], i == 3 ? 2 : 3, 6 * i + 2, 3);
+        run_case(&d, &cases[rows[i]], dtypes[i % 3], i == 3 ? 2 : count, 6 * i + 2, calls, by);
     sharing_close(&d.s);
+}
+
+static void run_devices(const char *a, const char *b, const char *c)
+{
+    run_devices_by(THROUGH_HOST, (const char *const[]){a, b, c}, 3, 3);
 }
 
 Test(distributed_decode, vulkan)
@@ -247,6 +254,29 @@ Test(distributed_decode, model, .timeout = 3000)
     model_or_skip();
     run_devices("cuda", "cpu", "cuda");
 }
+
+#if ATTUNE_HAVE_CUDA
+Test(distributed_decode, two_gpus, .timeout = 300)
+{
+    run_devices_by(PEERS, (const char *const[]){"cuda:0", "cuda:1"}, 2, 50);
+}
+
+Test(distributed_decode, two_gpus_nccl, .timeout = 300)
+{
+    nccl_or_skip();
+    run_devices_by(NCCL, (const char *const[]){"cuda:0", "cuda:1"}, 2, 50);
+}
+
+/* The model's two devices, by copies and over a fake NCCL. */
+Test(distributed_decode_two, model, .timeout = 3000)
+{
+    model_or_skip();
+    fake_nccl_or_skip();
+    cr_assert_eq(setenv("ATTUNE_MODEL_DEVICES", "2", 1), 0);
+    run_devices_by(PEERS, (const char *const[]){"cuda:0", "cuda:1"}, 2, 2);
+    run_devices_by(NCCL, (const char *const[]){"cuda:0", "cuda:1"}, 2, 2);
+}
+#endif
 
 /* Every rank returns an error, and none waits for it. */
 Test(distributed_decode, a_rank_fails, .timeout = 60)

@@ -3,14 +3,9 @@
  * forward and backward, against float64; each rank has a device of its own, but those of OpenCL share one. */
 #include <criterion/criterion.h>
 
-#if ATTUNE_HAVE_CUDA
-#include <attune/cuda_ranks.h>
-#endif
-#include <dlfcn.h>
 #include <stdlib.h>
 
-#include "cuda/fake_nccl.h"
-#include "distributed/sharing.h"
+#include "distributed/carriers.h"
 #include "support/devices.h"
 
 enum {
@@ -26,47 +21,6 @@ typedef struct row {
     uint32_t ranks;
 } row;
 
-/* How messages go between devices. */
-typedef enum carrier { THROUGH_HOST, PEERS, NCCL } carrier;
-
-#if ATTUNE_HAVE_CUDA
-typedef struct connection {
-    attune_cuda_peers *peers;
-    attune_nccl *nccl[MOST_RANKS];
-    fake_nccl_comm comms[MOST_RANKS];
-} connection;
-
-static void no_abort(void *user)
-{
-    (void)user;
-}
-
-/* After sharing_begin. */
-static void connect_ranks(sharing *s, carrier by, connection *c)
-{
-    attune_device *devices[MOST_RANKS];
-    for (uint32_t r = 0; r < s->ranks; r++)
-        devices[r] = sharing_device(s, r);
-    if (by == PEERS)
-        cr_assert_eq(attune_cuda_peers_create(devices, s->ranks, &c->peers), ATTUNE_OK, "%s", attune_last_error());
-    for (uint32_t r = 0; r < s->ranks && by == PEERS; r++)
-        cr_assert_eq(attune_cuda_peers_transport(c->peers, r, &s->group.ends[r].shared), ATTUNE_OK);
-    for (uint32_t r = 0; r < s->ranks && by == NCCL; r++) {
-        c->comms[r] = (fake_nccl_comm){(int)r, (int)s->ranks};
-        const attune_nccl_desc desc = {.struct_size = sizeof desc, .comm = &c->comms[r], .abort = no_abort};
-        cr_assert_eq(attune_nccl_create(devices[r], &desc, &c->nccl[r]), ATTUNE_OK, "%s", attune_last_error());
-        cr_assert_eq(attune_nccl_transport(c->nccl[r], &s->group.ends[r].shared), ATTUNE_OK);
-    }
-}
-
-static void disconnect_ranks(connection *c)
-{
-    attune_cuda_peers_destroy(c->peers);
-    for (uint32_t r = 0; r < MOST_RANKS; r++)
-        attune_nccl_destroy(c->nccl[r]);
-}
-#endif
-
 static void run_row(sharing *s, const row *r, uint64_t number, uint32_t calls, carrier by)
 {
     attention a;
@@ -77,15 +31,9 @@ static void run_row(sharing *s, const row *r, uint64_t number, uint32_t calls, c
     s->backward = true;
     cr_assert(case_instantiate(s->instance, r->c, r->dtype, test_seed() + number, &a, &why), "%s", why.message);
     sharing_begin(s, &a, number);
-#if ATTUNE_HAVE_CUDA
-    connection c = {.peers = NULL};
-    connect_ranks(s, by, &c);
+    connection *c = carriers_connect(s, by);
     rank_group_run(&s->group, sharing_run_rank, s);
-    disconnect_ranks(&c);
-#else
-    cr_assert_eq(by, THROUGH_HOST);
-    rank_group_run(&s->group, sharing_run_rank, s);
-#endif
+    carriers_disconnect(c);
     bool done = true;
     for (uint32_t i = 0; i < s->ranks; i++) {
         done = done && s->status[i] == ATTUNE_OK;
@@ -103,14 +51,15 @@ static void run_row(sharing *s, const row *r, uint64_t number, uint32_t calls, c
     case_release(&a);
 }
 
+static const row rows[] = {
+    {&attention_cases[CASE_small_blocks], ATTUNE_BF16, 2},  {&sharing_windows, ATTUNE_F32, 3},
+    {&attention_cases[CASE_relative_bias], ATTUNE_BF16, 3}, {&attention_cases[CASE_half_bias], ATTUNE_F16, 3},
+    {&attention_cases[CASE_one_by_one], ATTUNE_F32, 2},     {&attention_cases[CASE_parameter], ATTUNE_F32, 1},
+};
+
 static void run_rows_by(carrier by, const char *const *backends, uint32_t count)
 {
     static sharing s;
-    const row rows[] = {
-        {&attention_cases[CASE_small_blocks], ATTUNE_BF16, 2},  {&sharing_windows, ATTUNE_F32, 3},
-        {&attention_cases[CASE_relative_bias], ATTUNE_BF16, 3}, {&attention_cases[CASE_half_bias], ATTUNE_F16, 3},
-        {&attention_cases[CASE_one_by_one], ATTUNE_F32, 2},     {&attention_cases[CASE_parameter], ATTUNE_F32, 1},
-    };
     sharing_open_devices(&s, backends, count);
     for (uint64_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         if (test_part(i))
@@ -125,6 +74,33 @@ static void run_rows(const char *const *backends, uint32_t count)
 
 #define BACKENDS(...)                                                                                                  \
     (const char *const[]){__VA_ARGS__}, sizeof((const char *const[]){__VA_ARGS__}) / sizeof(const char *)
+
+/* Enough work for messages to arrive while kernels run, in blocks as large as tiles. */
+static const attention_case long_causal = {.name = "long_causal",
+                                           .batch = 1,
+                                           .kv_batch = 1,
+                                           .heads = 2,
+                                           .kv_heads = 1,
+                                           .q_len = 1024,
+                                           .kv_len = 1024,
+                                           .head_dim = 128,
+                                           .mask = "q >= kv",
+                                           .q_block = 128,
+                                           .kv_block = 128};
+
+/* Ranks on two GPUs. */
+static void run_pair(carrier by)
+{
+    static sharing s;
+    sharing_open_devices(&s, BACKENDS("cuda:0", "cuda:1"));
+    for (uint64_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        row r = rows[i];
+        r.ranks = r.ranks < 2 ? r.ranks : 2;
+        run_row(&s, &r, i, 10, by);
+    }
+    run_row(&s, &(row){&long_causal, ATTUNE_BF16, 2}, 5, 50, by);
+    sharing_close(&s);
+}
 
 Test(distributed_devices, vulkan)
 {
@@ -161,10 +137,20 @@ Test(distributed_devices, model, .timeout = 3000)
 }
 
 #if ATTUNE_HAVE_CUDA
-/* Copies between devices: of ranks on one GPU, and of the model's two. */
+/* Copies between devices: of ranks on one GPU, on two, and of the model's two. */
 Test(distributed_devices, peers, .timeout = 500)
 {
     run_rows_by(PEERS, BACKENDS("cuda", "cuda", "cuda"));
+}
+
+Test(distributed_devices, two_gpus, .timeout = 300)
+{
+    run_pair(PEERS);
+}
+
+Test(distributed_devices, two_gpus_through_host, .timeout = 300)
+{
+    run_pair(THROUGH_HOST);
 }
 
 Test(distributed_peers, model, .timeout = 3000)
@@ -174,16 +160,21 @@ Test(distributed_peers, model, .timeout = 3000)
     run_rows_by(PEERS, BACKENDS("cuda:0", "cuda:1", "cuda:0"));
 }
 
+/* NVIDIA's library, which has a rank on each GPU. */
+Test(distributed_devices, two_gpus_nccl, .timeout = 300)
+{
+    nccl_or_skip();
+    run_pair(NCCL);
+}
+
 /* Over a fake NCCL, on Hopper's kernels. */
 Test(distributed_nccl, model, .timeout = 3000)
 {
-    const char *path = getenv("ATTUNE_FAKE_NCCL");
     model_or_skip();
-    if (!path)
-        cr_skip_test("ATTUNE_FAKE_NCCL is not set");
-    cr_assert(dlopen(path, RTLD_NOW | RTLD_LOCAL), "%s", dlerror());
+    fake_nccl_or_skip();
     cr_assert_eq(setenv("ATTUNE_MODEL_ARCHITECTURE", "90", 1), 0);
-    run_rows_by(NCCL, BACKENDS("cuda", "cuda", "cuda"));
+    cr_assert_eq(setenv("ATTUNE_MODEL_DEVICES", "2", 1), 0);
+    run_rows_by(NCCL, BACKENDS("cuda:0", "cuda:1", "cuda:0"));
 }
 #endif
 
