@@ -258,13 +258,13 @@ Test(distributed_decode, model, .timeout = 3000)
 #if ATTUNE_HAVE_CUDA
 Test(distributed_decode, two_gpus, .timeout = 300)
 {
-    run_devices_by(PEERS, (const char *const[]){"cuda:0", "cuda:1"}, 2, 50);
+    run_devices_by(PEERS, (const char *const[]){"cuda:0", "cuda:1"}, 2, (uint32_t)scaled(50));
 }
 
 Test(distributed_decode, two_gpus_nccl, .timeout = 300)
 {
     nccl_or_skip();
-    run_devices_by(NCCL, (const char *const[]){"cuda:0", "cuda:1"}, 2, 50);
+    run_devices_by(NCCL, (const char *const[]){"cuda:0", "cuda:1"}, 2, (uint32_t)scaled(50));
 }
 
 /* The model's two devices, by copies and over a fake NCCL. */

@@ -96,9 +96,9 @@ static void run_pair(carrier by)
     for (uint64_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         row r = rows[i];
         r.ranks = r.ranks < 2 ? r.ranks : 2;
-        run_row(&s, &r, i, 10, by);
+        run_row(&s, &r, i, (uint32_t)scaled(10), by);
     }
-    run_row(&s, &(row){&long_causal, ATTUNE_BF16, 2}, 5, 50, by);
+    run_row(&s, &(row){&long_causal, ATTUNE_BF16, 2}, 5, (uint32_t)scaled(50), by);
     sharing_close(&s);
 }
 
