@@ -55,13 +55,14 @@ static bool parse_format(const char *text, report_format *format)
 
 static bool parse_direction(const char *text, row_pass *pass)
 {
-    static const char *const names[] = {[ROW_FORWARD] = "forward", [ROW_BACKWARD] = "backward", [ROW_STEP] = "step"};
+    static const char *const names[] = {
+        [ROW_FORWARD] = "forward", [ROW_BACKWARD] = "backward", [ROW_STEP] = "step", [ROW_DECODE] = "decode"};
     for (uint32_t i = 0; i < sizeof names / sizeof names[0]; ++i)
         if (!strcmp(text, names[i])) {
             *pass = (row_pass)i;
             return true;
         }
-    return bad("--direction is \"%s\", expected forward, backward or step", text);
+    return bad("--direction is \"%s\", expected forward, backward, step or decode", text);
 }
 
 static bool parse_ranks(const char *text, uint32_t *ranks)
@@ -73,18 +74,53 @@ static bool parse_ranks(const char *text, uint32_t *ranks)
     return true;
 }
 
-/* Options that rows of several ranks do not have are refused. */
-static bool check_ranks(const bench_options *o, bool layout)
+static bool parse_link(const char *text, row_link *link)
 {
-    if (!o->ranks)
-        return !layout || bad("--layout requires --ranks");
+    static const char *const names[] = {[ROW_LINK_HOST] = "host", [ROW_LINK_PEERS] = "peers", [ROW_LINK_NCCL] = "nccl"};
+    for (uint32_t i = ROW_LINK_HOST; i <= ROW_LINK_NCCL; ++i)
+        if (!strcmp(text, names[i])) {
+            *link = (row_link)i;
+            return true;
+        }
+    return bad("--transport is \"%s\", expected peers, nccl or host", text);
+}
+
+/* A device for each rank: as many ids as ranks, or one for all, or a backend's name for its first devices. */
+static bool deal_devices(const char *list, row_ranks_options *o)
+{
+    const char *const given = list;
+    uint32_t count = 0;
+    char id[sizeof o->devices[0]];
+    for (; cli_next_word(&list, id, sizeof id); ++count)
+        if (count < o->count)
+            memcpy(o->devices[count], id, sizeof id);
+    if (count != 1 && count != o->count)
+        return bad("--device is \"%s\", expected one id, or one for each of %u ranks", given, o->count);
+    if (!strcmp(o->devices[0], "all"))
+        return bad("--device is all, which --ranks does not have: name a backend, as cuda, for its first devices");
+    const bool numbered = count > 1 || !strcmp(o->devices[0], "cpu") || strpbrk(o->devices[0], ":@");
+    (void)snprintf(id, sizeof id, "%s", o->devices[0]);
+    for (uint32_t r = 0; r < o->count && count == 1; ++r)
+        (void)snprintf(o->devices[r], sizeof o->devices[r], numbered ? "%.20s" : "%.20s:%u", id, r);
+    return true;
+}
+
+/* What several ranks do not have. */
+static bool check_ranks(bench_options *o, bool layout, bool link)
+{
+    if (!o->ranks.count && o->row.pass == ROW_DECODE)
+        return bad("--direction decode requires --ranks: on one device, decode is forward with few queries");
+    if (!o->ranks.count)
+        return !(layout || link) || bad("%s requires --ranks", layout ? "--layout" : "--transport");
     if (o->row.pass == ROW_STEP)
-        return bad("--direction is step, but --ranks has forward and backward alone");
+        return bad("--direction is step, but --ranks has forward, backward and decode alone");
+    if (layout && o->row.pass == ROW_DECODE)
+        return bad("--layout is given, but decode deals its keys in turn");
     if (o->row.segments || o->masks || o->peers)
         return bad("%s and --ranks exclude each other", o->row.segments ? "--segments"
                                                         : o->masks      ? "--masks"
                                                                         : "--peers");
-    return !strcmp(o->devices, "cpu") || bad("--device is \"%s\", but ranks are CPU devices: leave it cpu", o->devices);
+    return deal_devices(o->devices, &o->ranks);
 }
 
 /* --json without a value is --json=-. */
@@ -100,7 +136,7 @@ cli_result bench_options_parse(bench_options *o, int argc, char **argv)
 {
     const char *repetitions = "10", *min_time = "0.2", *warmup = "1", *warmup_time = "0.3", *timeout = "60", *seed = "",
                *scale = "";
-    const char *noise = "", *format = "table", *ranks = "", *layout = "";
+    const char *noise = "", *format = "table", *ranks = "", *layout = "", *link = "";
     bool no_check = false, wide = false;
     *o = (bench_options){.devices = "cpu", .direction = "forward"};
     complete_json(argc, argv);
@@ -167,19 +203,25 @@ cli_result bench_options_parse(bench_options *o, int argc, char **argv)
         {.name = "--o-dtype", .argument = "TYPE", .help = "O likewise", .value = &o->o_dtype_text},
         {.name = "--direction",
          .argument = "WHICH",
-         .help = "forward, backward, or step: build the mask, forward and backward",
+         .help = "forward, backward, step (build the mask, forward and backward), or, of ranks, decode: keys stay",
          .value = &o->direction},
         {.name = "--segments",
          .help = "run workloads with segments over them, with a mask for each",
          .flag = &o->row.segments},
         {.name = "--ranks",
          .argument = "N",
-         .help = "calls whose sequence is cut over N CPU devices of this process, at most 16, beside one of them alone",
+         .help =
+             "calls over N devices, at most 16, beside one of them alone: --device has one for each, or a backend's "
+             "name, as cuda, for its first N; one id is the device of all",
          .value = &ranks},
         {.name = "--layout",
          .argument = "NAME",
          .help = "of the ranks: balanced (if not given), cut, contiguous, zigzag or striped",
          .value = &layout},
+        {.name = "--transport",
+         .argument = "NAME",
+         .help = "between the ranks: peers (if not given, between CUDA devices), nccl, or host (otherwise)",
+         .value = &link},
         {.name = "--kernel-options",
          .argument = "JSON",
          .help = "forced kernel options, such as {\"BLOCK_M\": 64}",
@@ -222,7 +264,7 @@ cli_result bench_options_parse(bench_options *o, int argc, char **argv)
          .argument = "PERCENT",
          .help = "percent; a smaller change of the median is SAME (default: 2)",
          .value = &noise},
-        {.name = "--fail-on-slower", .help = "exit with 1 if a row is SLOWER or LOST", .flag = &o->fail_on_slower},
+        {.name = "--fail-on-slower", .help = "exit with 1 if a row is SLOWER", .flag = &o->fail_on_slower},
         {.name = "--list",
          .help = "list the workloads, or those of --file, and the generators for files",
          .flag = &o->list},
@@ -244,8 +286,9 @@ cli_result bench_options_parse(bench_options *o, int argc, char **argv)
                 parse_direction(o->direction, &o->row.pass) && parse_format(format, &o->format) &&
                 (!o->scale_given || parse_number("--scale", scale, 1e-9, 1, &o->scale)) &&
                 (!o->seed_given || cli_integer("--seed", seed, 1, INT64_C(1) << 52, &number));
-    good = good && (!*ranks || parse_ranks(ranks, &o->ranks)) &&
-           (!*layout || ranks_layout("--layout", layout, &o->layout)) && check_ranks(o, *layout != '\0');
+    good = good && (!*ranks || parse_ranks(ranks, &o->ranks.count)) &&
+           (!*layout || ranks_layout("--layout", layout, &o->ranks.layout)) &&
+           (!*link || parse_link(link, &o->ranks.link)) && check_ranks(o, *layout != '\0', *link != '\0');
     if (good && wide && o->format != REPORT_TABLE)
         good = bad("--wide is for the table, but --format is %s, which has every column", format);
     if (wide)

@@ -14,10 +14,9 @@ typedef struct bench_options {
     attune_dtype kv_dtype, o_dtype; /* 0 = the workload's */
     report_format format;
     row_options row;
-    double scale;   /* 0 = automatic */
-    double floor;   /* the smallest significant change */
-    uint32_t ranks; /* 0 = not asked for */
-    attune_layout layout;
+    double scale;            /* 0 = automatic */
+    double floor;            /* the smallest significant change */
+    row_ranks_options ranks; /* count 0 = not asked for */
     bool list, masks, peers, no_peers, no_peaks, fail_on_slower, scale_given, seed_given;
     cli_list packs;
     shape_options shapes;

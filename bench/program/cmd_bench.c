@@ -174,7 +174,7 @@ static bool add_named(bench_run *run, const char *name)
         cli_unknown_workload(name);
         return false;
     }
-    run->options.masks = !run->options.ranks;
+    run->options.masks = !run->options.ranks.count;
     for (uint32_t i = 0; i < workload_count(); ++i)
         if (!add_workload(run, workload_get(i)))
             return false;
@@ -211,7 +211,7 @@ static bool choose_workloads(bench_run *run)
     if (run->serving_count && o->row.pass != ROW_FORWARD)
         return error("--direction is %s, but workloads over a cache (%s) have a forward pass alone", o->direction,
                      run->serving[0]->name);
-    if (run->serving_count && o->ranks)
+    if (run->serving_count && o->ranks.count)
         return error("--ranks is given, but workloads over a cache (%s) are on one device", run->serving[0]->name);
     if (o->write_captures && !run->workload_count)
         return error("--write-captures is given, but no workload: masks and batches over a cache write no captures");
@@ -240,6 +240,8 @@ static attune_status open_device(bench_run *run, const char *id)
 static attune_status open_devices(bench_run *run)
 {
     char id[32];
+    if (run->options.ranks.count)
+        return open_device(run, run->options.ranks.devices[0]);
     for (const char *list = run->options.devices; cli_next_word(&list, id, sizeof id);) {
         if (strcmp(id, "all") != 0) {
             attune_status status = open_device(run, id);
@@ -295,8 +297,10 @@ static bool choose_dtypes(bench_run *run)
                 return error("--dtype: %s: expected at most 4 of f32, f16, bf16 and f64", name);
             d->dtypes[d->dtype_count++] = dtype;
         }
+        /* Those of one device say nothing about several. */
+        const bool ranks = o->ranks.count && d->info.backend != ATTUNE_BACKEND_CPU;
         for (uint32_t t = 0;
-             (run->workload_count || run->serving_count) && !run->options.no_peaks && t < d->dtype_count; ++t) {
+             (run->workload_count || run->serving_count) && !o->no_peaks && !ranks && t < d->dtype_count; ++t) {
             progress_show(&run->progress, 0, 0, "measuring what %s reaches in %s", d->info.id,
                           attune_dtype_string(d->dtypes[t]));
             measure_peak(d, t);
@@ -464,8 +468,13 @@ static void add_context(bench_run *run, int argc, char **argv)
                    : o->row.pass == ROW_STEP   ? "3.5 * "
                                                : "");
     report_context(r, "direction", "%s", o->direction);
-    if (o->ranks)
-        report_context(r, "layout", "%s", ranks_layout_name(o->layout));
+    if (o->ranks.count && o->row.pass != ROW_DECODE)
+        report_context(r, "layout", "%s", ranks_layout_name(o->ranks.layout));
+    for (uint32_t i = 0; i < o->ranks.count; ++i) {
+        char key[48];
+        (void)snprintf(key, sizeof key, "rank %u", i);
+        report_context(r, key, "%s", o->ranks.devices[i]);
+    }
     report_context(r, "bytes", "q, k, v and o, each once%s",
                    run->serving_count ? "; of serving one layer's, with the keys that some row sees" : "");
     if (o->kernel)
@@ -541,9 +550,8 @@ static bool run_attention(bench_run *run)
                 if (run->options.write_captures && !write_captures(run, &w))
                     return false;
                 show_progress(run, w.name, d->info.id, attune_dtype_string(w.dtype));
-                if (run->options.ranks)
-                    row_ranks(run->instance, d->device, &w, run->options.ranks, run->options.layout, &run->options.row,
-                              &row);
+                if (run->options.ranks.count)
+                    row_ranks(run->instance, d->device, &w, &run->options.ranks, &run->options.row, &row);
                 else
                     row_attention(run->instance, d->device, &w, &run->options.row, &row);
                 keep_row(run, &row);
@@ -583,8 +591,8 @@ static void run_masks(bench_run *run)
 static uint32_t peer_threads(const bench_run *run, double *peak)
 {
     *peak = 0;
-    for (uint32_t i = 0; !run->options.no_peers && !run->options.ranks && run->workload_count && i < run->device_count;
-         ++i)
+    for (uint32_t i = 0;
+         !run->options.no_peers && !run->options.ranks.count && run->workload_count && i < run->device_count; ++i)
         for (uint32_t t = 0; t < run->devices[i].dtype_count; ++t)
             if (run->devices[i].info.backend == ATTUNE_BACKEND_CPU && run->devices[i].dtypes[t] == ATTUNE_F32) {
                 *peak = run->devices[i].flops[t];
@@ -643,7 +651,7 @@ static int run_all(bench_run *run, int argc, char **argv)
         run->total += run->devices[i].dtype_count * (run->workload_count + run->serving_count);
     if (run->serving_count && !run->workload_count && !o->masks && !o->peers && run->options.format == REPORT_TABLE)
         run->options.format = REPORT_SERVING;
-    if (o->ranks && run->options.format == REPORT_TABLE)
+    if (o->ranks.count && run->options.format == REPORT_TABLE)
         run->options.format = REPORT_RANKS;
     run->total += o->masks ? workload_mask_count() : 0;
     run->total += peer_threads(run, &ignored) ? blas_peer_count() + 1 : 0;

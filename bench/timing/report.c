@@ -100,6 +100,12 @@ double report_speedup(const report_row *row)
     return row->time.median > 0 ? row->one_seconds / row->time.median : 0;
 }
 
+double report_hidden(const report_row *row)
+{
+    const double exchange = row->exchange_seconds;
+    return exchange > 0 ? (row->computing_seconds + exchange - row->time.median) / exchange : 0;
+}
+
 double report_error_ratio(const report_row *row)
 {
     if (!row->checked || row->error <= 0)
@@ -206,6 +212,10 @@ void report_each_number(const report_row *row, report_number_sink sink, void *co
     sink(context, "most_fetched", row->fetched);
     sink(context, "received_bytes", row->received_bytes);
     sink(context, "ring_bytes", row->ring_bytes);
+    sink(context, "exchanged_bytes", row->exchanged_bytes);
+    sink(context, "computing_seconds", row->computing_seconds);
+    sink(context, "exchange_seconds", row->exchange_seconds);
+    sink(context, "hidden_share", ok ? report_hidden(row) : 0);
     sink(context, "compile_cold_seconds", row->compile_cold);
     sink(context, "compile_warm_seconds", row->compile_warm);
     sink(context, "mask_seconds", row->mask_seconds);

@@ -53,6 +53,9 @@ typedef struct report_row {
     double imbalance;                  /* most work of a rank / mean */
     double fetched;                    /* keys that the rank with most fetches / keys of all others */
     double received_bytes, ring_bytes; /* of all ranks, and what they receive in a ring */
+    double exchanged_bytes;            /* of all messages of a call */
+    double computing_seconds;          /* of a call without its messages */
+    double exchange_seconds;           /* of its messages alone; neither where attune copies them to host memory */
     uint64_t device_bytes;             /* tensors, captures, workspaces and the masks' lists */
     uint64_t seed;
 } report_row;
@@ -108,6 +111,9 @@ double report_flops(const report_row *row);     /* per second */
 double report_bandwidth(const report_row *row); /* bytes per second */
 double report_tokens(const report_row *row);    /* per second, of one layer */
 double report_speedup(const report_row *row);   /* of several ranks over one */
+/* Share of the time of a call's messages that the call does not take more than without them; not below 0 or above 1 but
+ * by noise. */
+double report_hidden(const report_row *row);
 /* The largest error over the naive computation's; infinity if only the naive one is 0. */
 double report_error_ratio(const report_row *row);
 /* Disturbances of a row: n p90 is over 10 % above p10, l other processes used over 10 % of the CPUs, c the

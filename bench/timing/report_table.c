@@ -55,6 +55,7 @@ typedef enum column {
     OF_RING,
     MOST_FETCHED,
     RECEIVED,
+    HIDDEN,
     FLOPS,
     OF_PEAK,
     BANDWIDTH,
@@ -74,7 +75,7 @@ static const struct {
     int width, narrow, serving, ranks;
 } columns[COLUMNS] = {
     [WORKLOAD] = {"workload", -24, -21, -16, -18},
-    [WHERE] = {"device", 0, -12, -12, -8},
+    [WHERE] = {"device", 0, -12, -12, -13},
     [DEVICE] = {"device", -9, 0, 0, 0},
     [DTYPE] = {"type", -5, 0, 0, 0},
     [SHAPE] = {"shape", -30, -26, -31, -26},
@@ -91,6 +92,7 @@ static const struct {
     [OF_RING] = {"%ring", 5, 0, 0, 5},
     [MOST_FETCHED] = {"%most", 5, 0, 0, 5},
     [RECEIVED] = {"recv B", 6, 0, 0, 6},
+    [HIDDEN] = {"%hid", 5, 0, 0, 5},
     [FLOPS] = {"FLOP/s", 7, 6, 0, 0},
     [OF_PEAK] = {"%peak", 5, 0, 0, 0},
     [BANDWIDTH] = {"B/s", 6, 5, 5, 0},
@@ -145,6 +147,9 @@ static void fill_cells(const report_row *row, const char *cells[COLUMNS], cell b
         number(row->ring_bytes > 0 ? 100 * row->received_bytes / row->ring_bytes : 0, row->ranks > 0, buffers[OF_RING]);
     cells[MOST_FETCHED] = number(100 * row->fetched, row->ranks > 0, buffers[MOST_FETCHED]);
     cells[RECEIVED] = si(row->received_bytes, buffers[RECEIVED]);
+    /* Not where the call itself varies by more than its messages take. */
+    cells[HIDDEN] = number(100 * report_hidden(row), timed && row->exchange_seconds > row->time.p90 - row->time.p10,
+                           buffers[HIDDEN]);
     cells[FLOPS] = si(timed ? report_flops(row) : 0, buffers[FLOPS]);
     cells[OF_PEAK] = percent(timed ? report_flops(row) : 0, row->peak_flops, buffers[OF_PEAK]);
     cells[BANDWIDTH] = si(timed ? report_bandwidth(row) : 0, buffers[BANDWIDTH]);

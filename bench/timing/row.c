@@ -574,7 +574,8 @@ void row_describe(attune_device *device, const workload *w, const char *kind, co
     (void)attune_device_info_get(device, &info);
     (void)snprintf(row->workload, sizeof row->workload, "%s", w->name);
     (void)snprintf(row->kind, sizeof row->kind, "%s", kind);
-    (void)snprintf(row->device, sizeof row->device, "%s", info.id);
+    if (!*row->device)
+        (void)snprintf(row->device, sizeof row->device, "%s", info.id);
     (void)snprintf(row->dtype, sizeof row->dtype, "%s", attune_dtype_string(w->dtype));
     if (w->kv_dtype || w->o_dtype)
         (void)snprintf(row->dtype, sizeof row->dtype, "%s:%s:%s", attune_dtype_string(w->dtype),

@@ -10,8 +10,9 @@
 #include "bench/workloads/serving.h"
 #include "bench/workloads/workload.h"
 
-/* The work of a sample. A training step builds and uploads the mask, and runs forward and backward. */
-typedef enum row_pass { ROW_FORWARD, ROW_BACKWARD, ROW_STEP } row_pass;
+/* The work of a sample. A training step builds and uploads the mask, and runs forward and backward. Decode is of
+ * several ranks, whose keys stay. */
+typedef enum row_pass { ROW_FORWARD, ROW_BACKWARD, ROW_STEP, ROW_DECODE } row_pass;
 
 typedef struct row_options {
     row_pass pass;
@@ -31,10 +32,18 @@ void row_attention(attune_instance *instance, attune_device *device, const workl
 void row_serving(attune_instance *instance, attune_device *device, const serving_workload *w, attune_dtype dtype,
                  attune_dtype kv_dtype, attune_dtype o_dtype, const row_options *options, report_row *row);
 #define ROW_RANKS 16
-/* Measures a call over at most ROW_RANKS ranks, CPU devices with an equal share of the threads of `device`, beside one
- * of them alone. Forward or backward, without segments. */
-void row_ranks(attune_instance *instance, attune_device *device, const workload *w, uint32_t ranks,
-               attune_layout layout, const row_options *options, report_row *row);
+/* How messages go between ranks. Automatic: peers between CUDA devices, otherwise through host memory. */
+typedef enum row_link { ROW_LINK_AUTOMATIC, ROW_LINK_HOST, ROW_LINK_PEERS, ROW_LINK_NCCL } row_link;
+typedef struct row_ranks_options {
+    uint32_t count;
+    attune_layout layout;
+    char devices[ROW_RANKS][32]; /* of each rank; those of the CPU have equal shares of its threads */
+    row_link link;
+} row_ranks_options;
+/* Measures a call over at most ROW_RANKS ranks, beside one of them alone, the call without its messages, and the
+ * messages alone. `device` describes the row. Forward, backward or decode, without segments. */
+void row_ranks(attune_instance *instance, attune_device *device, const workload *w, const row_ranks_options *ranks,
+               const row_options *options, report_row *row);
 /* Measures the building of a block mask. lengths: of the documents in capture `doc`; NULL = the generator's. */
 void row_mask(attune_instance *instance, const workload *w, const int64_t *lengths, int64_t length_count,
               const row_options *options, report_row *row);

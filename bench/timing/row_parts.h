@@ -12,7 +12,8 @@
 bool row_fail(report_row *row, report_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));
 bool row_fail_call(report_row *row, attune_status status, const char *what);
 
-/* Fills in what a workload on a device has before it is measured; suffix ends the name. */
+/* Fills in what a workload on a device has before it is measured; suffix ends the name. A device that the row names
+ * already remains. */
 void row_describe(attune_device *device, const workload *w, const char *kind, const char *suffix,
                   const row_options *options, report_row *row);
 /* The forward problem of a workload, without its mask. */

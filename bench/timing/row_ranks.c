@@ -1,40 +1,59 @@
 /* SPDX-License-Identifier: MIT */
-/* Rows of several ranks, which are CPU devices and threads of this process, beside one of them alone. */
+/* Rows of several ranks, which are devices and threads of this process, beside one of them alone. */
 #include "bench/timing/row_ranks.h"
 
+#include "bench/timing/links.h"
+#include "bench/timing/messages.h"
 #include "bench/timing/predict.h"
 #include "bench/timing/share.h"
-#include "tests/distributed/ranks.h"
+#include "tests/oracle/segments.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 _Static_assert(ROW_RANKS == MOST_RANKS, "row.h says how many ranks there may be");
 
-/* The problem of all ranks: the same for any number of them. */
+/* What all ranks compute: the same for any number of them. */
 typedef struct ranks_work {
+    attune_instance *instance;
     const ranks_setup *setup;
     const row_options *options;
-    uint32_t threads; /* of each rank */
+    const row_ranks_options *ranks;
+    uint32_t threads; /* of each CPU rank */
 } ranks_work;
+
+/* A sample on devices has calls for so many seconds, one behind another in the queues, but not more than these: one may
+ * take less than threads take to meet. */
+#define QUEUED_SECONDS 0.01
+#define QUEUED_CALLS   32
+
+/* What a call, a call without its messages, and its messages alone take. */
+typedef struct ranks_times {
+    measurement call, computing, exchange;
+    double rounding; /* of partial results: what is added to the bound of errors */
+} ranks_times;
 
 /* Ranks that wait for the calls that rank 0 begins. */
 typedef struct team {
     const ranks_work *work;
-    const attune_partition *partition;
-    rank_group group;
+    const attune_partition *partition; /* NULL of decode */
+    links links;
     share shares[MOST_RANKS];
+    messages messages[MOST_RANKS];
     pthread_mutex_t lock;
     pthread_cond_t changed;
     uint64_t begun;
     uint32_t done; /* ranks that have done the present call */
     bool over;
+    messages_mode mode;   /* of the present call */
+    bool alone;           /* it is of the messages alone */
+    uint32_t calls;       /* before the devices are waited for */
     attune_status status; /* the first failure, and what it said */
     char message[256];
     /* Results, on rank 0. */
     array *o;
     share_gradients *gradients;
-    measurement *time;
+    ranks_times *times;
     bool measured;
 } team;
 
@@ -60,9 +79,19 @@ static void finish_call(team *c, attune_status status)
 static void wait_for_all(team *c)
 {
     pthread_mutex_lock(&c->lock);
-    while (c->done < c->group.size)
+    while (c->done < c->links.ranks)
         pthread_cond_wait(&c->changed, &c->lock);
     pthread_mutex_unlock(&c->lock);
+}
+
+/* The work of a rank in a sample. */
+static attune_status work_of(team *c, uint32_t rank)
+{
+    attune_status status = ATTUNE_OK;
+    c->messages[rank].mode = c->mode;
+    for (uint32_t i = 0; i < c->calls && status == ATTUNE_OK; i++)
+        status = c->alone ? messages_send(&c->messages[rank], c->shares[rank].queue) : share_call(&c->shares[rank]);
+    return status == ATTUNE_OK ? share_wait(&c->shares[rank]) : status;
 }
 
 /* measure_call: from when all ranks may begin until all are done. */
@@ -75,9 +104,9 @@ static bool call_all(void *context, double *seconds)
     c->done = 0;
     pthread_cond_broadcast(&c->changed);
     pthread_mutex_unlock(&c->lock);
-    finish_call(c, share_call(&c->shares[0]));
+    finish_call(c, work_of(c, 0));
     wait_for_all(c);
-    *seconds = measure_clock() - begin;
+    *seconds = (measure_clock() - begin) / c->calls;
     return c->status == ATTUNE_OK;
 }
 
@@ -92,8 +121,37 @@ static void follow(team *c, uint32_t rank)
         pthread_mutex_unlock(&c->lock);
         if (over)
             return;
-        finish_call(c, share_call(&c->shares[rank]));
+        finish_call(c, work_of(c, rank));
     }
+}
+
+static bool queued(const links *l)
+{
+    bool any = false;
+    for (uint32_t r = 0; r < l->ranks; r++)
+        any = any || !l->instances[r];
+    return any;
+}
+
+/* Whether attune copies messages to and from devices itself: the call without them has its copies all the same. */
+static bool copied(const links *l)
+{
+    return l->link == ROW_LINK_HOST && queued(l);
+}
+
+static bool measure(team *c, messages_mode mode, bool alone, measurement *time)
+{
+    double seconds;
+    c->mode = mode;
+    c->alone = alone;
+    c->calls = 1;
+    if (queued(&c->links)) {
+        if (!call_all(c, &seconds))
+            return false;
+        const double calls = QUEUED_SECONDS / seconds;
+        c->calls = calls < 1 ? 1 : calls > QUEUED_CALLS ? QUEUED_CALLS : (uint32_t)calls;
+    }
+    return measure_run(&c->work->options->measure, call_all, c, time);
 }
 
 static void lead(team *c)
@@ -101,51 +159,49 @@ static void lead(team *c)
     double seconds;
     wait_for_all(c);
     bool good = c->status == ATTUNE_OK && call_all(c, &seconds);
-    for (uint32_t r = 0; good && c->o && r < c->group.size; r++) {
+    for (uint32_t r = 0; good && c->o && r < c->links.ranks; r++) {
         attune_status status = share_read(&c->shares[r], c->o);
         if (status == ATTUNE_OK && c->gradients)
             status = share_read_gradients(&c->shares[r], c->gradients);
         keep_failure(c, status);
         good = status == ATTUNE_OK;
     }
-    c->measured = good && measure_run(&c->work->options->measure, call_all, c, c->time);
+    c->mode = MESSAGES_NOTED;
+    c->measured = good && call_all(c, &seconds) && measure(c, MESSAGES_SENT, false, &c->times->call);
+    if (c->measured && c->links.ranks > 1 && !copied(&c->links))
+        c->measured = measure(c, MESSAGES_LEFT, false, &c->times->computing) &&
+                      measure(c, MESSAGES_SENT, true, &c->times->exchange);
     pthread_mutex_lock(&c->lock);
     c->over = true;
     pthread_cond_broadcast(&c->changed);
     pthread_mutex_unlock(&c->lock);
 }
 
-/* A rank: a device with threads of its own, its share, and its calls. */
+/* A rank: its share, and its calls. */
 static void run_rank(void *context, uint32_t rank)
 {
     team *c = context;
     const ranks_work *w = c->work;
-    const attune_instance_desc desc = {.struct_size = sizeof desc, .cpu_threads = w->threads};
-    const attune_transport transport = rank_transport(&c->group, rank, true);
-    attune_instance *instance = NULL;
-    attune_device *device = NULL;
-    attune_status status = attune_instance_create(&desc, &instance);
-    if (status == ATTUNE_OK)
-        status = attune_device_open(instance, "cpu", &device);
-    if (status == ATTUNE_OK)
-        status =
-            share_make(device, &transport, c->partition, w->setup->mask, &w->setup->problem, w->options->kernel,
-                       &w->setup->a, w->options->pass == ROW_BACKWARD ? &w->setup->gradients : NULL, &c->shares[rank]);
-    else
-        transport.abort(transport.user);
-    finish_call(c, status);
+    const ranks_setup *setup = w->setup;
+    const attune_transport below = links_transport(&c->links, rank),
+                           transport = messages_transport(&c->messages[rank], &below);
+    attune_device *device = c->links.devices[rank];
+    finish_call(
+        c,
+        c->partition
+            ? share_make(device, &transport, c->partition, setup->mask, &setup->problem, w->options->kernel, &setup->a,
+                         w->options->pass == ROW_BACKWARD ? &setup->gradients : NULL, &c->shares[rank])
+            : share_make_decode(device, &transport, &setup->problem, w->options->kernel, &setup->a, &c->shares[rank]));
     if (rank)
         follow(c, rank);
     else
         lead(c);
     share_free(&c->shares[rank]);
-    attune_device_destroy(device);
-    attune_instance_destroy(instance);
 }
 
-/* Measures the ranks of a partition. results: NULL, or receives those of all ranks. */
+/* Measures the ranks of a partition, or of decode. results: NULL, or receives those of all ranks. */
 static bool measure_ranks(const ranks_work *work, const attune_partition *partition, uint32_t ranks,
-                          ranks_setup *results, measurement *time, report_row *row)
+                          ranks_setup *results, ranks_times *times, report_row *row)
 {
     team *c = calloc(1, sizeof *c);
     if (!c)
@@ -154,26 +210,39 @@ static bool measure_ranks(const ranks_work *work, const attune_partition *partit
     c->partition = partition;
     c->o = results ? &results->o : NULL;
     c->gradients = results && work->options->pass == ROW_BACKWARD ? &results->gradients : NULL;
-    c->time = time;
-    rank_group_init(&c->group, ranks);
+    c->times = times;
+    c->calls = 1;
     pthread_mutex_init(&c->lock, NULL);
     pthread_cond_init(&c->changed, NULL);
-    rank_group_run(&c->group, run_rank, c);
+    const bool linked = links_make(work->instance, work->ranks, ranks, work->threads, &c->links, row);
+    if (linked)
+        rank_group_run(&c->links.group, run_rank, c);
+    for (uint32_t r = 0; linked && r < ranks && ranks > 1 && times->rounding <= 0; r++)
+        times->rounding = segments_rounding(c->links.devices[r], &work->setup->a);
     const bool good = c->measured && c->status == ATTUNE_OK;
     const bool unsupported = c->status == ATTUNE_UNSUPPORTED || c->status == ATTUNE_UNAVAILABLE;
     if (c->status != ATTUNE_OK)
         (void)row_fail(row, unsupported ? REPORT_UNSUPPORTED : REPORT_FAILED, "%u rank%s: %s: %s", ranks,
                        ranks > 1 ? "s" : "", attune_status_string(c->status), c->message);
-    else if (!good)
+    else if (!good && row->status == REPORT_OK) {
+        row->time.cut = times->call.cut;
         row_finish(row, false, "call", ATTUNE_OK);
+    }
+    row->exchanged_bytes = 0;
+    for (uint32_t r = 0; r < ranks; r++) {
+        row->exchanged_bytes += (double)c->messages[r].received;
+        messages_free(&c->messages[r]);
+    }
+    if (linked && ranks > 1)
+        (void)snprintf(row->plan, sizeof row->plan, "transport %s", links_name(c->links.link));
+    links_free(&c->links);
     pthread_mutex_destroy(&c->lock);
     pthread_cond_destroy(&c->changed);
-    rank_group_finish(&c->group);
     free(c);
     return good;
 }
 
-/* The workload's mask; every pair if it has none. */
+/* Of the workload; of every pair if it has none. */
 static bool make_mask(attune_instance *instance, const workload *w, const attention *a, attune_mask **mask,
                       report_row *row)
 {
@@ -239,16 +308,35 @@ static bool make_gradients(uint64_t seed, ranks_setup *s, report_row *row)
     return true;
 }
 
+/* Decode has every pair, which needs no mask: keys are dealt in turn. */
+static bool set_up_decode(const workload *w, uint32_t ranks, ranks_setup *s, report_row *row)
+{
+    const double bytes = (double)attune_dtype_size(s->a.k.dtype) * (double)(s->problem.head_dim + s->a.v.size[3]);
+    if (s->a.mask)
+        return row_fail(row, REPORT_UNSUPPORTED,
+                        "decode over ranks has no mask: write it as a score, mask ? score : -1.0 / 0.0");
+    const int64_t cycle = SHARE_CHUNK * (int64_t)ranks, rest = w->kv_len % cycle,
+                  most = w->kv_len / cycle * SHARE_CHUNK + (rest < SHARE_CHUNK ? rest : SHARE_CHUNK);
+    row->ranks = ranks;
+    row->imbalance = (double)most * ranks / (double)w->kv_len;
+    row->density = row->block_density = 1;
+    row->pairs = w->batch * w->heads * w->q_len * w->kv_len;
+    row->ring_bytes = bytes * (double)(s->a.k.size[0] * w->kv_heads * w->kv_len) * (ranks - 1);
+    return true;
+}
+
 bool ranks_setup_make(attune_instance *instance, attune_device *device, const workload *w, uint32_t ranks,
                       attune_layout layout, const row_options *options, ranks_setup *s, report_row *row)
 {
+    static const char *const passes[] = {
+        [ROW_FORWARD] = "", [ROW_BACKWARD] = "/backward", [ROW_STEP] = "", [ROW_DECODE] = "/decode"};
     failure why = {{0}};
     char suffix[32];
     const uint32_t dim_v = w->head_dim_v ? w->head_dim_v : w->head_dim;
     const int64_t size[4] = {w->batch, w->heads, w->q_len, dim_v};
     *s = (ranks_setup){.mask = NULL};
     const bool backward = options->pass == ROW_BACKWARD;
-    (void)snprintf(suffix, sizeof suffix, "/ranks:%u%s", ranks, backward ? "/backward" : "");
+    (void)snprintf(suffix, sizeof suffix, "/ranks:%u%s", ranks, passes[options->pass]);
     row_describe(device, w, "ranks", suffix, options, row);
     (void)snprintf(row->timer, sizeof row->timer, "CLOCK_MONOTONIC around the calls of all ranks");
     if (!workload_instantiate(instance, w, options->seed, &s->a, &why) ||
@@ -257,10 +345,11 @@ bool ranks_setup_make(attune_instance *instance, attune_device *device, const wo
     if (backward && !make_gradients(options->seed, s, row))
         return false;
     s->problem = row_problem(w, &s->a, backward);
-    if (!make_mask(instance, w, &s->a, &s->mask, row))
+    const bool decode = options->pass == ROW_DECODE;
+    if (decode ? !set_up_decode(w, ranks, s, row) : !make_mask(instance, w, &s->a, &s->mask, row))
         return false;
     row->flop = 2 * (double)row->pairs * ((double)w->head_dim + (double)dim_v) * (backward ? 2.5 : 1);
-    return deal(instance, 1, layout, s, &s->one, row) && deal(instance, ranks, layout, s, &s->all, row);
+    return decode || (deal(instance, 1, layout, s, &s->one, row) && deal(instance, ranks, layout, s, &s->all, row));
 }
 
 void ranks_setup_free(ranks_setup *s)
@@ -274,23 +363,54 @@ void ranks_setup_free(ranks_setup *s)
     workload_release(&s->a);
 }
 
-void row_ranks(attune_instance *instance, attune_device *device, const workload *w, uint32_t ranks,
-               attune_layout layout, const row_options *options, report_row *row)
+/* The device of a row: that of rank 0, and of how many others. */
+static void name_devices(const row_ranks_options *ranks, report_row *row)
+{
+    uint32_t others = 0;
+    for (uint32_t r = 1; r < ranks->count; r++) {
+        uint32_t same = 0;
+        while (strcmp(ranks->devices[same], ranks->devices[r]) != 0)
+            same++;
+        others += same == r;
+    }
+    (void)snprintf(row->device, sizeof row->device, others ? "%.20s+%u" : "%s", ranks->devices[0], others);
+}
+
+/* The key of a comparison has the transport, but of CPU ranks, which have one. */
+static void name_link(const row_ranks_options *ranks, report_row *row)
+{
+    const size_t used = strlen(row->name);
+    if (strcmp(ranks->devices[0], "cpu") != 0 && *row->plan)
+        (void)snprintf(row->name + used, sizeof row->name - used, "/%s", row->plan + strlen("transport "));
+}
+
+void row_ranks(attune_instance *instance, attune_device *device, const workload *w, const row_ranks_options *ranks,
+               const row_options *options, report_row *row)
 {
     ranks_setup s;
-    measurement alone = {0};
-    bool good = ranks_setup_make(instance, device, w, ranks, layout, options, &s, row);
-    const ranks_work work = {&s, options, row->threads / ranks ? row->threads / ranks : 1};
-    row->threads = work.threads * ranks;
+    ranks_times alone = {.rounding = 0}, all = {.rounding = 0};
+    name_devices(ranks, row);
+    bool good = ranks_setup_make(instance, device, w, ranks->count, ranks->layout, options, &s, row);
+    const uint32_t threads = row->threads / ranks->count;
+    const ranks_work work = {instance, &s, options, ranks, threads ? threads : 1};
+    row->threads = work.threads * ranks->count;
     /* The check is of the ranks: one alone is the single device. */
     good = good && measure_ranks(&work, s.one, 1, NULL, &alone, row);
-    good = good && measure_ranks(&work, s.all, ranks, &s, &row->time, row);
-    row->one_seconds = alone.median;
+    good = good && measure_ranks(&work, s.all, ranks->count, &s, &all, row);
+    name_link(ranks, row);
+    row->time = all.call;
+    row->one_seconds = alone.call.median;
+    row->computing_seconds = all.computing.median;
+    row->exchange_seconds = all.exchange.median;
+    if (options->pass == ROW_DECODE)
+        row->received_bytes = row->exchanged_bytes;
     if (good && options->check)
-        good = row_check_o(&s.a, &s.o, options->seed, 0, row);
+        good = row_check_o(&s.a, &s.o, options->seed, all.rounding, row);
     if (good && options->check && options->pass == ROW_BACKWARD)
         (void)row_check_identities(&s.a, &s.o, &s.gradients.d_o, &s.gradients.d_q, &s.gradients.d_k, &s.gradients.d_v,
                                    row);
-    measure_free(&alone);
+    measure_free(&all.computing);
+    measure_free(&all.exchange);
+    measure_free(&alone.call);
     ranks_setup_free(&s);
 }

@@ -201,8 +201,105 @@ attune_status share_make(attune_device *device, const attune_transport *transpor
     return status == ATTUNE_OK && gradients ? make_gradients(device, a, gradients, s) : status;
 }
 
+/* ----------------------------------------------------------------------------------------------------------- decode */
+
+/* The rows of a rank's sequences and heads, which are adjacent in each plane. */
+static void each_plane(const share *s, const array *all, char *mine, share_row row)
+{
+    const size_t bytes = (size_t)(all->size[2] * all->size[3]) * attune_dtype_size(all->dtype);
+    for (int64_t b = s->batches[0]; b < s->batches[0] + s->batches[1]; b++)
+        for (int64_t h = s->heads[0]; h < s->heads[0] + s->heads[1]; h++, mine += bytes)
+            row((char *)all->data + (size_t)(b * all->size[1] + h) * bytes, mine, bytes);
+}
+
+static uint64_t plane_bytes(const share *s, const array *all)
+{
+    return (uint64_t)(s->batches[1] * s->heads[1] * all->size[2] * all->size[3]) * attune_dtype_size(all->dtype);
+}
+
+/* The rank's queries, or their results where fill is false. */
+static attune_status make_queries(attune_device *device, const array *all, bool fill, share *s, attune_tensor *t)
+{
+    const uint64_t bytes = plane_bytes(s, all);
+    if (!bytes)
+        return ATTUNE_OK;
+    char *data = malloc(bytes);
+    if (!data)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    if (fill)
+        each_plane(s, all, data, to_rank);
+    else
+        memset(data, 0xff, bytes); /* NaN in every dtype */
+    *t = (attune_tensor){
+        .dtype = all->dtype, .rank = 4, .size = {s->batches[1], s->heads[1], all->size[2], all->size[3]}};
+    const attune_status status = make_buffer(device, bytes, data, s, &t->buffer);
+    free(data);
+    return status;
+}
+
+/* The keys of a rank: every size-th chunk. */
+static bool deal_keys(const attune_transport *transport, int64_t kv_len, share *s)
+{
+    const int64_t step = SHARE_CHUNK * (int64_t)transport->size;
+    s->dealt = calloc((size_t)(kv_len / step + 1), sizeof *s->dealt);
+    for (int64_t at = SHARE_CHUNK * (int64_t)transport->rank; s->dealt && at < kv_len; at += step)
+        s->dealt[s->key_runs++] =
+            (attune_run){.start = at, .count = kv_len - at < SHARE_CHUNK ? kv_len - at : SHARE_CHUNK};
+    s->keys = s->dealt;
+    return s->dealt != NULL;
+}
+
+attune_status share_make_decode(attune_device *device, const attune_transport *transport, const attune_problem *problem,
+                                const attune_kernel_options *options, const attention *a, share *s)
+{
+    const int64_t size = transport->size, rank = transport->rank;
+    const bool by_head = a->q.size[0] < size;
+    const attune_decode_desc desc = {.struct_size = sizeof desc,
+                                     .transport = transport,
+                                     .problem = problem,
+                                     .options = options,
+                                     .split = by_head ? ATTUNE_QUERIES_BY_HEAD : ATTUNE_QUERIES_BY_SEQUENCE,
+                                     .chunk = SHARE_CHUNK};
+    const int64_t all = a->q.size[by_head], first = all * rank / size, count = all * (rank + 1) / size - first;
+    array o = {.dtype = attention_o_dtype(a), .rank = 4, .size = {0, 0, 0, a->v.size[3]}};
+    memcpy(o.size, a->q.size, 3 * sizeof *o.size);
+    *s = (share){.queue = attune_device_queue(device),
+                 .kv_len = a->k.size[2],
+                 .batches = {by_head ? 0 : first, by_head ? a->q.size[0] : count},
+                 .heads = {by_head ? first : 0, by_head ? count : a->q.size[1]}};
+    s->args.struct_size = sizeof s->args;
+    attune_status status = attune_decode_create(device, &desc, &s->decode);
+    if (status == ATTUNE_OK && !deal_keys(transport, s->kv_len, s))
+        status = ATTUNE_OUT_OF_HOST_MEMORY;
+    if (status == ATTUNE_OK)
+        status = make_queries(device, &a->q, true, s, &s->args.q);
+    if (status == ATTUNE_OK)
+        status = make_part(device, &a->k, s->keys, s->key_runs, true, s, &s->args.k);
+    if (status == ATTUNE_OK)
+        status = make_part(device, &a->v, s->keys, s->key_runs, true, s, &s->args.v);
+    if (status == ATTUNE_OK)
+        status = make_queries(device, &o, false, s, &s->args.o);
+    if (status == ATTUNE_OK)
+        status = bind_score(device, a, s);
+    const uint64_t workspace = attune_decode_workspace_size(s->decode);
+    if (status == ATTUNE_OK && workspace)
+        status = make_buffer(device, workspace, NULL, s, &s->args.workspace);
+    return status;
+}
+
+/* ------------------------------------------------------------------------------------------------------------- calls
+ */
+
+attune_status share_wait(const share *s)
+{
+    unsigned char byte;
+    return s->buffer_count ? attune_buffer_read(s->buffers[0], 0, &byte, 1) : ATTUNE_OK;
+}
+
 attune_status share_call(share *s)
 {
+    if (s->decode)
+        return attune_distributed_decode(s->decode, s->queue, &s->args, s->kv_len, NULL);
     if (!s->called || !s->backward) {
         const attune_status status = attune_distributed_forward(s->distributed, s->queue, &s->args, NULL);
         if (status != ATTUNE_OK || !s->backward)
@@ -228,8 +325,24 @@ static attune_status read_part(const attune_tensor *t, const attune_run *runs, u
     return status;
 }
 
+/* The results of the rank's queries. */
+static attune_status read_queries(const share *s, array *o)
+{
+    const uint64_t bytes = plane_bytes(s, o);
+    char *data = malloc(bytes ? bytes : 1);
+    if (!data)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    const attune_status status = bytes ? attune_buffer_read(s->args.o.buffer, 0, data, bytes) : ATTUNE_OK;
+    if (status == ATTUNE_OK)
+        each_plane(s, o, data, from_rank);
+    free(data);
+    return status;
+}
+
 attune_status share_read(const share *s, array *o)
 {
+    if (s->decode)
+        return read_queries(s, o);
     return read_part(&s->args.o, s->rows, s->row_runs, o);
 }
 
@@ -245,6 +358,8 @@ void share_free(share *s)
 {
     attune_distributed_destroy(s->distributed);
     attune_distributed_destroy(s->backward);
+    attune_decode_destroy(s->decode);
+    free(s->dealt);
     for (uint32_t i = 0; i < s->buffer_count; i++)
         attune_buffer_destroy(s->buffers[i]);
     *s = (share){0};

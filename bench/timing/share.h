@@ -7,6 +7,7 @@
 
 #include "tests/oracle/reference.h"
 
+#define SHARE_CHUNK   256 /* keys of decode that are dealt at a time */
 #define SHARE_BUFFERS (10 + 2 * ATTUNE_EXPR_MAX_SYMBOLS)
 
 /* Gradients of the whole sequence: a share reads its rows of d_o, and writes its rows or keys of the others. */
@@ -16,6 +17,10 @@ typedef struct share_gradients {
 
 typedef struct share {
     attune_distributed *distributed, *backward; /* backward NULL = forward alone */
+    attune_decode *decode;                      /* then they are NULL, and keys stay */
+    int64_t kv_len;                             /* of decode: of all ranks */
+    int64_t batches[2], heads[2];               /* of decode: the first of the rank's queries, and their number */
+    attune_run *dealt;                          /* of decode: the keys; owned */
     attune_queue *queue;
     attune_forward_args args;
     attune_capture captures[ATTUNE_EXPR_MAX_SYMBOLS];
@@ -35,8 +40,12 @@ typedef struct share {
 attune_status share_make(attune_device *device, const attune_transport *transport, const attune_partition *partition,
                          const attune_mask *mask, const attune_problem *problem, const attune_kernel_options *options,
                          const attention *a, const share_gradients *gradients, share *s);
-/* The first call of backward makes one of forward before. */
+/* Likewise of decode, whose queries are split by sequences if there is one for each rank, otherwise by heads. */
+attune_status share_make_decode(attune_device *device, const attune_transport *transport, const attune_problem *problem,
+                                const attune_kernel_options *options, const attention *a, share *s);
+/* The first call of backward makes one of forward before. It does not wait for the device. */
 attune_status share_call(share *s);
+attune_status share_wait(const share *s);
 /* Writes the rank's rows of o to an array of all rows. */
 attune_status share_read(const share *s, array *o);
 attune_status share_read_gradients(const share *s, share_gradients *gradients);

@@ -44,7 +44,7 @@ const attune__tile *attune__shaders_tiles(const attune__search *search, uint32_t
 static uint32_t portable_invocations(const attune__search *search, const attune__tile *tile)
 {
     if (search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS))
-        return tile->value[ATTUNE__NUM_WARPS] * lanes(search->limits);
+        return tile->value[ATTUNE__NUM_WARPS] * attune__shaders_lanes(search->limits);
     uint32_t most = attune__floor2(search->limits->workgroup_invocations);
     return most < 128 ? most : 128;
 }

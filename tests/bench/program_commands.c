@@ -61,9 +61,18 @@ Test(program, words_that_are_wrong)
                    "\"received_share\"");
     program_expect("bench --ranks 17", 2, "--ranks is");
     program_expect("bench --layout cut", 2, "--layout requires --ranks");
-    program_expect("bench --ranks 2 --direction step", 2, "forward and backward alone");
+    program_expect("bench --ranks 2 --direction step", 2, "forward, backward and decode alone");
     program_expect("bench --ranks 2 --masks", 2, "--masks and --ranks exclude each other");
-    program_expect("bench --ranks 2 --device vulkan:0", 2, "ranks are CPU devices");
+    program_expect("bench --ranks 3 --device vulkan:0,cpu", 2, "one for each of 3 ranks");
+    program_expect("bench --ranks 2 --device all", 2, "name a backend");
+    program_expect("bench --ranks 2 --transport mail", 2, "expected peers, nccl or host");
+    program_expect("bench --transport nccl", 2, "--transport requires --ranks");
+    program_expect("bench --direction decode", 2, "requires --ranks");
+    program_expect("bench --ranks 2 --direction decode --layout cut", 2, "deals its keys in turn");
+    program_expect("bench --ranks 2 --direction decode --q-len 1 --kv-len 900 --heads 2 --no-peaks --repetitions 2", 0,
+                   "1 ok");
+    program_expect("bench --ranks 2 --direction decode --q-len 9 --mask 'q > kv' --no-peaks", 3, "write it as a score");
+    program_expect("bench --ranks 2 --transport peers --q-len 90 --no-peaks", 3, "between CUDA devices alone");
     program_expect("bench --ranks 2 --workload serve_tree", 2, "on one device");
     program_expect("explain --param w=3", 2, "no expression uses that name");
     program_expect("explain --kernel-options '[1]'", 2, "--kernel-options");
