@@ -5,8 +5,8 @@
 
 #include "common.cuh"
 
-/* What a row is normalised with: O and sums relative to its own maximum are multiplied by weight, and are then relative
- * to `most`, in natural units. sum includes the sink. */
+/* The numbers by which a row is normalised: O and sums relative to its own maximum are multiplied by weight, and are
+ * then relative to `most`, in natural units. sum includes the sink. */
 struct row_total {
     float most, sum, weight;
 };

@@ -105,7 +105,7 @@ static bool deal_devices(const char *list, row_ranks_options *o)
     return true;
 }
 
-/* What several ranks do not have. */
+/* Options that rows of several ranks do not have are refused. */
 static bool check_ranks(bench_options *o, bool layout, bool link)
 {
     if (!o->ranks.count && o->row.pass == ROW_DECODE)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* What ranks send in a call: a transport before another one, which notes the messages, so that they can be sent without
+/* The messages of a call: a transport before another one, which notes the messages, so that they can be sent without
  * the call, and the call made without them. */
 #ifndef BENCH_TIMING_MESSAGES_H
 #define BENCH_TIMING_MESSAGES_H

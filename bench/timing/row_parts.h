@@ -32,7 +32,7 @@ bool row_check_identities(const attention *a, const array *o, const array *d_o, 
 /* Creates a plan twice, with a cold and with a warm cache, and adds the times to the row's. */
 bool row_plan(attune_device *device, const row_options *options, const attune_problem *problem, const char *what,
               attune_plan **plan, report_row *row);
-/* What measures the time, and the threads that run. */
+/* Sets the clock that measures the time, and the threads that run. */
 void row_clock(const attune_device_info *info, report_row *row);
 void row_describe_plan(const attune_plan *plan, report_row *row);
 

@@ -13,7 +13,7 @@
 
 _Static_assert(ROW_RANKS == MOST_RANKS, "row.h says how many ranks there may be");
 
-/* What all ranks compute: the same for any number of them. */
+/* The problem of all ranks: the same for any number of them. */
 typedef struct ranks_work {
     attune_instance *instance;
     const ranks_setup *setup;
@@ -27,7 +27,7 @@ typedef struct ranks_work {
 #define QUEUED_SECONDS 0.01
 #define QUEUED_CALLS   32
 
-/* What a call, a call without its messages, and its messages alone take. */
+/* The times of a call, of a call without its messages, and of its messages alone. */
 typedef struct ranks_times {
     measurement call, computing, exchange;
     double rounding; /* of partial results: what is added to the bound of errors */

@@ -198,7 +198,7 @@ static void insert(found *list, uint32_t *count, const found *one)
     list[at] = *one;
 }
 
-/* What an enumeration tells besides its devices. */
+/* The errors of an enumeration, beside its devices. */
 typedef struct enumeration {
     uint32_t platforms;
     const char *call; /* that failed last, where the driver does not just say that there is nothing */

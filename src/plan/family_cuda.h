@@ -86,7 +86,7 @@ static inline attune_cuda_tile attune__cuda_tile(const attune__shape *s, uint32_
 uint64_t attune__cuda_workspace_bytes(const attune__search *search, const attune__tile *tile, const attune__cost *cost,
                                       uint32_t split);
 
-/* What the kernels of a family have, by which their variant is chosen. */
+/* The properties of a family's kernels by which their variant is chosen. */
 typedef struct attune__cuda_traits {
     bool both_masks;    /* the mask beside a row's interval, if only the call knows whether that holds */
     bool key_intervals; /* backward: a key's rows */

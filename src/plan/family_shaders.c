@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What Vulkan and OpenCL share. Operands stream in slices of the head dimension, so that shared memory grows little
- * with it; O (in backward dK, dV, dQ) stays in registers. Counts are of elements, rows padded by the few that keep
- * columns off one bank. No option sets the stages: these interfaces have no asynchronous copy.
+ * The scalar kernels that Vulkan and OpenCL share. Operands stream in slices of the head dimension, so that shared
+ * memory grows little with it; O (in backward dK, dV, dQ) stays in registers. Counts are of elements, rows padded by
+ * the few that keep columns off one bank. No option sets the stages: these interfaces have no asynchronous copy.
  */
 #include "plan/family_shaders.h"
 

@@ -59,7 +59,7 @@ Test(ranks, rows_are_checked_and_timed)
         cr_expect(row.one_seconds > 0 && report_speedup(&row) > 0);
         cr_expect(row.received_bytes <= row.ring_bytes && (ranks == 1) == (row.ring_bytes == 0), "%s", row.name);
         cr_expect(row.fetched >= 0 && row.fetched <= 1);
-        /* What is sent in a call is more only in backward. */
+        /* A call sends more than it receives only in backward. */
         cr_expect(row.exchanged_bytes >= row.received_bytes &&
                       (cases[i].pass == ROW_BACKWARD || row.exchanged_bytes <= row.received_bytes),
                   "%s: %g, %g", row.name, row.exchanged_bytes, row.received_bytes);

@@ -19,7 +19,7 @@ for words in 'build --frob' 'test plain more' 'test frob' 'format --chek' 'forma
 done
 [ "$(./dev | head -n 1)" = "$(./dev help | head -n 1)" ]
 
-# What comes from an index is held by hashes; the package itself is this tree, without its dependencies.
+# Packages of an index are held by hashes; the package itself is this tree, without its dependencies.
 if grep -rnE 'pip3?"? install' dev .ci .github | grep -v -e '--require-hashes' -e '--no-build-isolation --no-deps'; then
   echo "pip installs that without --require-hashes"
   exit 1

@@ -363,7 +363,8 @@ static bool check_extended(runner *r, const problem *p, const call *c, const cal
     rng g = {mix(c->seed, 4718)};
     attune_mask *shorter = NULL, *extended = NULL;
     if (p->mask != MASK_EXPR || desc.kv_total) {
-        const attune_status status = attune_mask_extend(mask, desc.q_len + 1, desc.kv_len + 1, NULL, 0, &extended);
+        const attune_status status =
+            attune_mask_extend(mask, desc.q_len + 1, desc.kv_len + 1, NULL, 0, NULL, &extended);
         attune_mask_destroy(extended);
         return (status == ATTUNE_UNSUPPORTED && !extended && *attune_last_error()) ||
                fail(f, "extend", "a mask of another kind grows: %s", attune_status_string(status));
@@ -397,7 +398,7 @@ static bool check_extended(runner *r, const problem *p, const call *c, const cal
     desc.kv_len = rng_chance(&g, 30) ? kv_len : rng_range(&g, 1, kv_len);
     bool ok = attune_mask_create(r->instance, &desc, expr, before.captures, before.capture_count, before.parameters,
                                  before.parameter_count, &shorter) == ATTUNE_OK &&
-              attune_mask_extend(shorter, q_len, kv_len, grown, count, &extended) == ATTUNE_OK;
+              attune_mask_extend(shorter, q_len, kv_len, grown, count, NULL, &extended) == ATTUNE_OK;
     if (!ok)
         (void)fail(f, "extend", "from %lld x %lld: %s", (long long)desc.q_len, (long long)desc.kv_len,
                    attune_last_error());
@@ -407,7 +408,7 @@ static bool check_extended(runner *r, const problem *p, const call *c, const cal
     ok = ok && check_mask(p, c, d, segment, extended, f);
     attune_mask_destroy(shorter);
     shorter = NULL;
-    if (ok && (attune_mask_extend(extended, q_len, kv_len - 1, NULL, 0, &shorter) != ATTUNE_INVALID_ARGUMENT ||
+    if (ok && (attune_mask_extend(extended, q_len, kv_len - 1, NULL, 0, NULL, &shorter) != ATTUNE_INVALID_ARGUMENT ||
                shorter || !*attune_last_error()))
         ok = fail(f, "extend", "a mask becomes shorter");
     attune_mask_destroy(shorter);
@@ -418,7 +419,7 @@ static bool check_extended(runner *r, const problem *p, const call *c, const cal
     return ok;
 }
 
-/* What is made of a mask's operands and counted of it within limits, and a shorter one that grows. */
+/* The masks that are made of a mask's operands and counted of it within limits, and a shorter one that grows. */
 bool check_made(runner *r, const problem *p, const call *c, const call_data *d, int segment,
                 const attune_mask_desc *desc, const attune_expr *expr, attune_mask *const operands[2],
                 const attune_mask *mask, finding *f)

@@ -194,7 +194,7 @@ static void draw_masks(rng *r, problem *p, bool divide)
         tree_draw_mask(r, "B", lengths, divide, &p->masks[1]);
 }
 
-/* What not every backend has is drawn for the others too, where it must be refused, but less often. */
+/* A feature that not every backend has is drawn for the others too, where it must be refused, but less often. */
 static void draw_rest(rng *r, attune_backend backend, problem *p)
 {
     const bool forward = p->direction == ATTUNE_FORWARD, cpu = backend == ATTUNE_BACKEND_CPU;

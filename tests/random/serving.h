@@ -76,7 +76,7 @@ typedef struct serving {
     step steps[STEPS];
 } serving;
 
-/* What a place in the cache has: anything, a key, or one whose NaN no row sees. The last is the same in both
+/* The contents of a place in the cache: anything, a key, or one whose NaN no row sees. The last is the same in both
  * placements, since a kernel may compute rows beside NaN in another order. */
 typedef enum key_use { KEY_NONE, KEY_READ, KEY_HIDDEN } key_use;
 
@@ -112,7 +112,7 @@ typedef struct step_data {
     bool *contested; /* [rows]: several sequences have it */
 } step_data;
 
-/* What the device makes of a sequence's numbers, by the header. */
+/* A sequence's numbers as the device reads them, by the header. */
 typedef struct sequence {
     bool written, masked;
     int64_t row, rows, keys, first, entry;

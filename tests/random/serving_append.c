@@ -8,7 +8,7 @@
 
 enum { SEED_WEIGHTS = 300 };
 
-/* What a call of attune_append has beside the cache. */
+/* The tensors of a call of attune_append beside the cache. */
 typedef struct append_tensors {
     placed k, v, q, q_out, slots, positions, cosine, sine, k_norm, q_norm;
     grid out; /* of q */
@@ -103,7 +103,7 @@ static bool in_blocks(const rows_of_cache *of, const unsigned char *row, const d
     return true;
 }
 
-/* What a value within `error` may be stored as. */
+/* Whether a value within `error` may be stored so. */
 static bool in_codes(const rows_of_cache *of, const unsigned char *row, double factor, const double *y,
                      const double *error, int64_t *at)
 {

@@ -28,7 +28,7 @@ static bool make_expression(runner *r, const tree *t, attune_expr_kind kind, att
     return status == ATTUNE_OK || failed(f, text, status);
 }
 
-/* What a device lacks it refuses in words; the CPU lacks nothing. */
+/* A device refuses in words what it lacks; the CPU lacks nothing. */
 static bool make_plan(runner *r, const serving *s, attune_expr *const exprs[2], double scale, attune_plan **plan,
                       finding *f)
 {
