@@ -3,7 +3,6 @@
  */
 #include <criterion/criterion.h>
 #include <pthread.h>
-#include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,6 +11,7 @@
 
 #include "base/half.h"
 #include "cuda/cuda.h"
+#include "cuda/graphs.h"
 #include "support/devices.h"
 #include "support/random_expr.h"
 
@@ -262,40 +262,11 @@ static void repeat(attune_dtype dtype, int64_t q_len, bool back)
     scene_close(&s);
 }
 
-typedef struct graphs {
-    int (*begin)(void *stream, int mode);
-    int (*end)(void *stream, void **graph);
-    int (*instantiate)(void **made, void *graph, unsigned long long flags);
-    int (*launch)(void *made, void *stream);
-    int (*destroy)(void *graph), (*destroy_made)(void *made);
-} graphs;
-
-static void find(void *library, const char *name, void *function)
-{
-    void *symbol = dlsym(library, name);
-    cr_assert_not_null(symbol, "%s", name);
-    memcpy(function, &symbol, sizeof symbol);
-}
-
-static graphs find_graphs(void)
-{
-    graphs g;
-    void *library = dlopen("libcuda.so.1", RTLD_NOW);
-    cr_assert_not_null(library);
-    find(library, "cuStreamBeginCapture_v2", (void *)&g.begin);
-    find(library, "cuStreamEndCapture", (void *)&g.end);
-    find(library, "cuGraphInstantiateWithFlags", (void *)&g.instantiate);
-    find(library, "cuGraphLaunch", (void *)&g.launch);
-    find(library, "cuGraphDestroy", (void *)&g.destroy);
-    find(library, "cuGraphExecDestroy", (void *)&g.destroy_made);
-    return g;
-}
-
 static void capture_in_graph(attune_dtype dtype, int64_t q_len, bool back)
 {
     scene s;
     scene_open(&s, dtype, q_len, back);
-    const graphs g = find_graphs();
+    const graphs g = graphs_find();
     attune__cuda_device *device = attune__cuda_of(s.device);
     attune__cu_stream stream;
     attune_queue *queue;
