@@ -271,6 +271,9 @@ static void run_pairs(uint64_t full, bool special)
         run_pair(r.device, r.buffer, seed + i, 1 + (uint32_t)(i % 29), special, &t);
         pairs++;
     }
+    fixture_close(&r);
+    if (!pairs)
+        cr_skip_test("none of %llu random cases is of this part (ATTUNE_TEST_PART)", (unsigned long long)count);
     const uint64_t all = 2 * POINTS * pairs;
     cr_assert_eq(t.failed, 0, "%llu of %llu points failed", (unsigned long long)t.failed, (unsigned long long)all);
     cr_assert(t.undecided < all / 5, "%llu of %llu undecided: nothing is tested", (unsigned long long)t.undecided,
@@ -280,7 +283,6 @@ static void run_pairs(uint64_t full, bool special)
         "error %.2f of its bound; %llu undecided",
         (unsigned long long)pairs, POINTS, (unsigned long long)t.masks, (unsigned long long)t.scores,
         (unsigned long long)t.exact, t.worst, (unsigned long long)t.undecided);
-    fixture_close(&r);
 }
 
 Test(mods_run, agrees_with_the_interpreter)
