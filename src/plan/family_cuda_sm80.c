@@ -422,7 +422,7 @@ static bool sm80_warps_divide(const attune__search *search, const attune__tile *
     if (!sm80_packs_rows(search))
         return v[ATTUNE__BLOCK_M] % (16 * warps) == 0;
     uint32_t rows = v[ATTUNE__BLOCK_M] / 16, keys = v[ATTUNE__BLOCK_N] / 16;
-    if (!rows || warps % rows)
+    if (!rows || !keys || warps % rows)
         return false;
     const attune_cuda_tile t =
         attune__cuda_tile(search->shape, v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N], warps, v[ATTUNE__NUM_STAGES]);

@@ -77,3 +77,31 @@ Test(choose, splits_over_a_cache)
     cr_expect_str_eq(attune_last_error(),
                      "SPLIT_KV is given, but kernel opencl_serving (forward) does not read it: leave it out");
 }
+
+/* Of any tile that is forced, a plan or a refusal comes: a kernel's tables divide by what follows from it. */
+Test(choose, forced_tiles_over_a_cache_are_planned_or_refused)
+{
+    static const uint32_t sizes[] = {1, 3, 4, 8, 12, 16, 24, 32, 48, 64, 128}, warps[] = {0, 1, 3, 4, 8, 32};
+    static const uint32_t dims[] = {8, 64, 256, 320, 576};
+    for (uint32_t i = 0; i < attune_profile_count(); i++) {
+        attune_profile profile = {.struct_size = sizeof profile};
+        cr_assert_eq(attune_profile_get(i, &profile), ATTUNE_OK);
+        for (size_t d = 0; d < sizeof dims / sizeof dims[0]; d++)
+            for (size_t n = 0; n < sizeof sizes / sizeof sizes[0] * (sizeof warps / sizeof warps[0]); n++) {
+                attune_problem p = problem_of(ATTUNE_F16, dims[d], 1 + (int64_t)n % 30, 4096);
+                p.head_dim_v = dims[d] < 512 ? dims[d] : 512;
+                p.tokens = p.batch = 40, p.page = 16;
+                attune_kernel_options o = {.struct_size = sizeof o};
+                o.any.block_n = sizes[n % (sizeof sizes / sizeof sizes[0])];
+                o.any.num_warps = warps[n / (sizeof sizes / sizeof sizes[0])];
+                o.any.block_m = n % 2 ? sizes[n * 7 % (sizeof sizes / sizeof sizes[0])] : 0;
+                attune_plan_choice c = {.struct_size = sizeof c};
+                const attune_status status = attune_plan_choose(&profile.limits, &p, &o, &c);
+                cr_expect(status == ATTUNE_OK || ((status == ATTUNE_INVALID_ARGUMENT || status == ATTUNE_DOES_NOT_FIT ||
+                                                   status == ATTUNE_UNSUPPORTED) &&
+                                                  *attune_last_error()),
+                          "%s, D %u, %u x %u, %u warps: %s", profile.name, dims[d], o.any.block_m, o.any.block_n,
+                          o.any.num_warps, attune_status_string(status));
+            }
+    }
+}
