@@ -34,14 +34,17 @@ __kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) void attune_measur
                                                                                   float factor, float term)
 {
     /* The factor is -1: an element alternates between x and b - x, and stays finite. */
-    const vector first = LANES + 0.37f + 0.61f * (float)(get_local_id(0) % 61u), a = (vector)(factor),
-                 b = LANES + term;
+    const vector first = LANES + 0.37f + 0.61f * (float)(get_local_id(0) % 61u), a = (vector)(factor), b = LANES + term;
 #define BEGIN(c) vector x##c = first - (float)c;
 #define STEP(c)  x##c = FMA(x##c, a, b);
 #define ADD(c)   sum += x##c;
     CHAINS(BEGIN)
-    for (uint round = 0u; round < rounds; round++)
-        UNROLL for (uint step = 0u; step < STEPS; step++) { CHAINS(STEP) }
+    for (uint round = 0u; round < rounds; round++) {
+        UNROLL for (uint step = 0u; step < STEPS; step++)
+        {
+            CHAINS(STEP)
+        }
+    }
     vector sum = (vector)(0.0f);
     CHAINS(ADD)
     to[get_global_id(0)] = sum;
