@@ -15,7 +15,7 @@ typedef struct rules {
     precision exact;
     double sum;          /* one rounding of a sum */
     double weight;       /* of P or dS, relative */
-    double weight_at;    /* and absolute: what is less is 0 in f16 */
+    double weight_at;    /* and absolute: what is less is 0 */
     double range;        /* of what is summed */
     double part_at;      /* of a segment's result, beside what is relative */
     double largest;      /* a row with a score past it is not decided: docs/numerics.md, large scores on CUDA */
@@ -46,6 +46,7 @@ static rules rules_of(const problem *p, kernel_kind kind)
     const bool f64 = p->dtype == ATTUNE_F64;
     rules r = {.exact = {.unit = f64 ? 0x1p-53 : 0x1p-24, .vulkan = kind.backend == ATTUNE_BACKEND_VULKAN}};
     r.sum = 2 * r.exact.unit; /* matrix units truncate */
+    r.weight_at = f64 ? 0 : 0x1p-126;
     r.range = range_of(f64 ? ATTUNE_F64 : ATTUNE_F32);
     r.largest = kind.backend == ATTUNE_BACKEND_CUDA ? 0x1p22 : INFINITY;
     if (p->has_options && p->options.approximate_tanh == ATTUNE_ON)
@@ -61,7 +62,8 @@ static rules rules_of(const problem *p, kernel_kind kind)
     if (is_narrow(p->kv_dtype)) {
         r.factor = p->kv_dtype;
         r.weight = unit_of(p->kv_dtype);
-        r.weight_at = p->kv_dtype == ATTUNE_F16 ? 0x1p-24 : 0;
+        if (p->kv_dtype == ATTUNE_F16)
+            r.weight_at = 0x1p-24;
     }
     /* Each segment's result is rounded. */
     if (is_narrow(p->o_dtype) && p->segments) {

@@ -29,6 +29,7 @@ static rules rules_of(const serving *s, kernel_kind kind)
     rules r = {
         .exact = {.unit = s->dtype == ATTUNE_F64 ? 0x1p-53 : 0x1p-24, .vulkan = kind.backend == ATTUNE_BACKEND_VULKAN}};
     r.sum = 2 * r.exact.unit;
+    r.weight_at = s->dtype == ATTUNE_F64 ? 0 : 0x1p-126; /* what is less is 0 */
     r.largest = kind.backend == ATTUNE_BACKEND_CUDA ? 0x1p22 : INFINITY;
     r.factor = s->dtype;
     r.parts = (double)(s->kv_len / 256 + 1);
@@ -44,7 +45,8 @@ static rules rules_of(const serving *s, kernel_kind kind)
     const attune_dtype narrow = is_narrow(s->v_dtype) ? s->v_dtype : s->o_dtype;
     if (is_narrow(narrow)) {
         r.weight = unit_of(narrow);
-        r.weight_at = narrow == ATTUNE_F16 ? 0x1p-24 : 0;
+        if (narrow == ATTUNE_F16)
+            r.weight_at = 0x1p-24;
     }
     return r;
 }

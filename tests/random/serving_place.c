@@ -71,7 +71,7 @@ static void choose_pages(const serving *s, const step *c, const step_data *d, in
         for (int64_t e = d->entry_start[i]; e < d->entry_start[i + 1]; e++) {
             const int64_t page = e - d->entry_start[i];
             int from = i;
-            while (which == 0 && c->has_shared && from > 0 && (page + 1) * d->page <= d->shared[from])
+            while (which == 0 && s->page && c->has_shared && from > 0 && (page + 1) * d->page <= d->shared[from])
                 from--;
             const bool common = from != i && d->entry_start[from] + page < d->entry_start[from + 1];
             b->page_of[e] = common ? b->page_of[d->entry_start[from] + page] : next++;
