@@ -62,10 +62,11 @@ static void choose_score(const attune__shape *s, const attune_plan_choice *choic
         if (!variant->slope.key_count && !full)
             variant->slope.row_count = 0;
     }
-    /* Where P is rounded to 16 bits, the score's functions need not have all digits of float32. */
-    variant->fast_functions =
-        (back ? e->smooth_slope : e->smooth) && s->k_dtype != ATTUNE_F32 && !(back && traits->exact_slope);
     variant->soft_cap = e->soft_cap;
+    /* Where P is rounded to 16 bits, the score's functions need not have all digits of float32. A soft-cap's slope
+     * follows from its value, and is slower with an approximate tanh in chunks (decision 0059). */
+    variant->fast_functions =
+        (back ? e->smooth_slope && !e->soft_cap && !traits->exact_slope : e->smooth) && s->k_dtype != ATTUNE_F32;
     variant->linear = exact && e->linear;
     if (exact && !choice->approximate_tanh)
         variant->near = back && e->slope.near < e->score.near ? e->slope.near : e->score.near;

@@ -35,6 +35,8 @@ static const wanted table[] = {
     {"h200", "sin(q * 0.1) < cos(kv * 0.1)", NULL, 2048, .head_dim = 128,
      .is = {.mask_pairs = true, .mask_chunks = true}},
     {"h200", NULL, "50 * tanh(score / 50)", 2048, .head_dim = 128, .is = {.soft_cap = true, .near = 25}},
+    {"h200", NULL, "50 * tanh(score / 50)", 2048, true, .head_dim = 128,
+     .is = {.soft_cap = true, .near = 25, .late_dp = true}},
     {"h200", NULL, "score - 0.5 * (q - kv)", 2048, .head_dim = 128,
      .is = {.linear = true, .near = INFINITY, .score_chunks = true, .descending = true}},
     /* Past 2^23 a float does not hold every distance. */
