@@ -444,7 +444,6 @@ Test(choose, problems_are_checked)
     WRONG(head_dim_v = 512, "its head dimensions are at most 256: here they are 128 and 512");
     WRONG(head_dim = 584, "problem.head_dim is 584, expected a multiple of 8 from 8 to 576: no kernel has wider");
     WRONG(head_dim_v = 520, "problem.head_dim_v is 520, expected a multiple of 8 from 8 to 512");
-    WRONG(sinks = true, "it adds no sinks (problem.sinks)");
     WRONG(head_dim_v = 4, "problem.head_dim_v is 4");
     WRONG(batch = -1, "problem.batch is -1");
     WRONG(kv_batch = 3, "problem.kv_batch is 3");

@@ -39,6 +39,9 @@ Test(choose, tcgen05_by_name_alone)
     EXPECT_ERROR("b200", &p, "{\"KERNEL\": \"cuda_sm100a\", \"BLOCK_N\": 256}", ATTUNE_INVALID_ARGUMENT,
                  "32, 64 or 128 keys");
     EXPECT_ERROR("h200", &p, named, ATTUNE_UNSUPPORTED, "no tcgen05");
+    p.sinks = true;
+    EXPECT_ERROR("b200", &p, named, ATTUNE_UNSUPPORTED, "it adds no sinks (problem.sinks)");
+    p.sinks = false;
     p.block_mask = false;
     p.mask_q_block = 0;
     p.direction = ATTUNE_BACKWARD;
