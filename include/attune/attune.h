@@ -583,7 +583,8 @@ ATTUNE_API attune_status attune_mask_create_lists(attune_instance *instance, con
                                                   attune_mask **mask);
 
 /* Builds a mask from a dense array [batch or 1, heads or 1, q_len, kv_len] of ATTUNE_BOOL or ATTUNE_U8, where non-zero
- * allows the pair. The array is copied; partial blocks read the copy. */
+ * allows the pair. The array is copied; partial blocks read the copy. A plan is for masks whose arrays have 1 batch
+ * (head) if its own has, else for those of several. */
 ATTUNE_API attune_status attune_mask_create_dense(attune_instance *instance, const attune_mask_desc *desc,
                                                   const attune_array *dense, attune_mask **mask);
 /*
@@ -597,9 +598,10 @@ ATTUNE_API attune_status attune_mask_create_dense(attune_instance *instance, con
  * the score expression "score + bias[b, h, q, kv]" with the same tensor as a capture. A tensor of 0 and negative
  * infinity needs no score expression.
  *
- * tensor_batch and tensor_heads are the description's batch and heads, or 1 to broadcast. desc->kv_total must be 0. The
- * lists are in device memory: functions that read a mask on the host, combine it or upload it to another device return
- * UNSUPPORTED. Allocates for the largest number of blocks, and may compile.
+ * tensor_batch and tensor_heads are the description's batch and heads, or 1 to broadcast, which plans distinguish as
+ * those of dense masks. desc->kv_total must be 0. The lists are in device memory: functions that read a mask on the
+ * host, combine it or upload it to another device return UNSUPPORTED. Allocates for the largest number of blocks, and
+ * may compile.
  */
 ATTUNE_API attune_status attune_mask_create_tensor(attune_device *device, const attune_mask_desc *desc,
                                                    attune_dtype dtype, int64_t tensor_batch, int64_t tensor_heads,

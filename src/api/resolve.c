@@ -3,6 +3,7 @@
 #include "api/api.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 attune_status attune__check_size(const char *name, const attune_tensor *tensor, uint32_t dimension, const char *what,
@@ -152,6 +153,28 @@ static attune_status check_planes(const attune_mask *mask, const attune__forward
     return ATTUNE_OK;
 }
 
+/* The beginning of an expression's text. */
+static void print_short(const attune_expr *expr, char text[static 100])
+{
+    size_t needed = 0;
+    snprintf(text, 100, "none");
+    if (expr && attune__expr_print(expr, ATTUNE_EXPR_TEXT, text, 100, &needed) == ATTUNE_OK && needed > 100)
+        memcpy(text + 96, "...", 4);
+}
+
+/* Dense masks of one plane and of several look alike, and have different expressions. */
+static attune_status fail_expression(const attune_expr *mask, const attune_expr *plan)
+{
+    char texts[2][100];
+    print_short(mask, texts[0]);
+    print_short(plan, texts[1]);
+    return attune__fail(
+        ATTUNE_INVALID_ARGUMENT,
+        "args.mask has another expression than the plan, \"%s\" instead of \"%s\": create a plan for it "
+        "(attune_problem_set_mask)",
+        texts[0], texts[1]);
+}
+
 static attune_status check_mask(const attune_plan *plan, const attune__segment_range *range, attune__forward *call)
 {
     const attune__shape *shape = &plan->shape;
@@ -172,9 +195,7 @@ static attune_status check_mask(const attune_plan *plan, const attune__segment_r
     ATTUNE__TRY(check_segment_range(mask, range));
     /* A mask without an expression has only full blocks, so that any plan can run it. */
     if (mask->expr && (!plan->mask || memcmp(&mask->expr->hash, &plan->mask->hash, sizeof mask->expr->hash)))
-        return attune__fail(ATTUNE_INVALID_ARGUMENT,
-                            "args.mask has another expression than the plan: create a plan for it "
-                            "(attune_problem_set_mask)");
+        return fail_expression(mask->expr, plan->mask);
     ATTUNE__TRY(check_planes(mask, call));
     if (mask->q_len < call->q_len || mask->kv_len < call->kv_len)
         return attune__fail(

@@ -98,8 +98,17 @@ Test(errors, masks_of_another_plan)
     attune_mask_desc desc = {.struct_size = sizeof desc, .q_len = 300, .kv_len = 300};
     attune_mask *mask;
     cr_assert_eq(attune_mask_create(f.instance, &desc, causal, NULL, 0, NULL, 0, &mask), ATTUNE_OK);
-    WRONG(f, mask, mask, "another expression");
+    WRONG(f, mask, mask, "another expression than the plan, \"q >= kv\" instead of \"doc[kv] == doc[q] && q >= kv\"");
     attune_mask_destroy(mask);
+    static const uint8_t all[2 * 300 * 300] = {1};
+    desc.heads = 2;
+    for (int64_t heads = 1; heads <= 2; heads++) {
+        const attune_array dense = {.data = all, .dtype = ATTUNE_U8, .rank = 4, .size = {1, heads, 300, 300}};
+        cr_assert_eq(attune_mask_create_dense(f.instance, &desc, &dense, &mask), ATTUNE_OK, "%s", attune_last_error());
+        WRONG(f, mask, mask, heads == 1 ? "\"dense[0, 0, q, kv]\" instead of" : "\"dense[0, h, q, kv]\" instead of");
+        attune_mask_destroy(mask);
+    }
+    desc.heads = 0;
 
     const attune_host_capture doc = {"doc", {.data = f.doc, .dtype = ATTUNE_I32, .rank = 1, .size = {FLOW_LENGTH}}};
     cr_assert_eq(attune_mask_create(f.instance, &desc, f.mask_expr, &doc, 1, NULL, 0, &mask), ATTUNE_OK);
