@@ -94,6 +94,8 @@ static const serving_case cases[] = {
     {"sinks_nan", 4, 2, 64, 64, 16, "q >= kv && q - kv < 100", NO_SCORE, SINKS | NAN_V, mix, NULL, 0, 0, 0},
     {"split_sinks_nan", 4, 2, 64, 64, 16, NULL, NO_SCORE, SPLIT | SINKS | NAN_V, longer, NULL, 0, 0, 0},
     {"split_no_sinks_nan", 4, 2, 64, 64, 16, NULL, NO_SCORE, SPLIT | NAN_V, longer, NULL, 0, 0, 0},
+    {"split_i8", 4, 2, 64, 64, 16, CAUSAL, NULL, SPLIT | LIST, longer, NULL, ATTUNE_I8, 0, 3},
+    {"split_e4m3_f16", 8, 2, 40, 24, 5, CAUSAL, NULL, SPLIT | FIRST, longer, NULL, ATTUNE_F8E4M3, ATTUNE_F16, 2},
 };
 
 static attune_expr *parse(attune_instance *instance, attune_expr_kind kind, const char *text)
