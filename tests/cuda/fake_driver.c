@@ -318,6 +318,7 @@ int cuModuleGetFunction(void **function, void *module, const char *name)
                                           "attune_schedule_sm80",
                                           "attune_append",
                                           "attune_sums",
+                                          "attune_sinks",
                                           "attune_backward_dq_sm90",
                                           "attune_mask_classify",
                                           "attune_mask_offsets",

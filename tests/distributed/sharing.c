@@ -495,14 +495,24 @@ void sharing_open(sharing *s)
     s->device = device_or_skip(s->instance, "cpu");
 }
 
+static bool is_rank(const sharing *s, const attune_device *device)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < s->device_count; i++)
+        any = any || s->devices[i] == device;
+    return any;
+}
+
 void sharing_open_devices(sharing *s, const char *const *backends, uint32_t count)
 {
     sharing_open(s);
+    memset(s->devices, 0, sizeof s->devices);
     s->device_count = count;
     s->one_at_a_time = getenv("ATTUNE_MODEL_CUDA"); /* the model has no threads */
     for (uint32_t i = 0; i < count; i++) {
         attune_device_info info = {.struct_size = sizeof info};
-        /* PoCL 3.1 miscounts the references to a kernel that two queues run at once: its ranks share a queue. */
+        /* PoCL 3.1 miscounts the references to a kernel that two queues run at once: its ranks share a queue, and the
+         * device beside which they are compared is theirs. */
         uint32_t same = 0;
         while (same < i && (strcmp(backends[i], "opencl") != 0 || strcmp(backends[same], backends[i]) != 0))
             same++;
@@ -511,8 +521,12 @@ void sharing_open_devices(sharing *s, const char *const *backends, uint32_t coun
         cr_assert_eq(attune_device_info_get(s->devices[i], &info), ATTUNE_OK);
         if (info.backend == ATTUNE_BACKEND_CPU)
             continue;
-        attune_device_destroy(s->device);
-        cr_assert_eq(attune_device_open(s->instance, info.id, &s->device), ATTUNE_OK);
+        if (!is_rank(s, s->device))
+            attune_device_destroy(s->device);
+        if (info.backend == ATTUNE_BACKEND_OPENCL)
+            s->device = s->devices[i];
+        else
+            cr_assert_eq(attune_device_open(s->instance, info.id, &s->device), ATTUNE_OK);
     }
 }
 
@@ -528,11 +542,12 @@ void sharing_lose(void *device)
 
 void sharing_close(sharing *s)
 {
+    if (!is_rank(s, s->device))
+        attune_device_destroy(s->device);
     for (uint32_t i = 0; i < s->device_count; i++)
         if (s->opened[i])
             attune_device_destroy(s->devices[i]);
     s->device_count = 0;
-    attune_device_destroy(s->device);
     attune_instance_destroy(s->instance);
 }
 
