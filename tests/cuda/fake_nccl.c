@@ -34,6 +34,7 @@ static _Thread_local bool in_group;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t arrived = PTHREAD_COND_INITIALIZER;
 static message *first, **last = &first;
+static bool aborted; /* ncclCommAbort: calls in flight and later ones fail */
 
 static int call(char letter)
 {
@@ -61,7 +62,7 @@ static void deliver(int from, int to, const void *data, size_t size)
     pthread_mutex_unlock(&lock);
 }
 
-/* The first message between two ranks, once it is there. */
+/* The first message between two ranks, once it is there; NULL after an abort. */
 static message *take(int from, int to)
 {
     pthread_mutex_lock(&lock);
@@ -70,6 +71,10 @@ static message *take(int from, int to)
         while (*at && ((*at)->from != from || (*at)->to != to))
             at = &(*at)->next;
         message *found = *at;
+        if (!found && aborted) {
+            pthread_mutex_unlock(&lock);
+            return NULL;
+        }
         if (!found) {
             pthread_cond_wait(&arrived, &lock);
             continue;
@@ -86,6 +91,8 @@ static message *take(int from, int to)
 static int receive(int from, int to, void *data, size_t size)
 {
     message *m = take(from, to);
+    if (!m)
+        return INTERNAL_ERROR;
     const bool fits = m->size == size;
     if (fits)
         memcpy(data, m->bytes, size);
@@ -111,9 +118,15 @@ int ncclCommDestroy(fake_nccl_comm *comm)
     return SUCCESS;
 }
 
+/* The memory is not freed: other threads may be in calls with it. */
 int ncclCommAbort(fake_nccl_comm *comm)
 {
-    return ncclCommDestroy(comm);
+    (void)comm;
+    pthread_mutex_lock(&lock);
+    aborted = true;
+    pthread_cond_broadcast(&arrived);
+    pthread_mutex_unlock(&lock);
+    return SUCCESS;
 }
 
 int ncclGetVersion(int *version)

@@ -6,6 +6,7 @@
 #define _GNU_SOURCE /* dl_iterate_phdr */
 #include <dlfcn.h>
 #include <link.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -174,15 +175,22 @@ int cuCtxGetDevice(int *device)
 
 /* ----------------------------------------------------------------------------------------------------------- memory */
 
+/* The machine and its list of buffers are one for all threads: a kernel runs while no other thread changes them. */
+static pthread_mutex_t machine = PTHREAD_MUTEX_INITIALIZER;
+
 int cuMemAlloc_v2(unsigned long long *pointer, size_t size)
 {
+    pthread_mutex_lock(&machine);
     void *memory = model_allocate(size);
+    pthread_mutex_unlock(&machine);
     *pointer = (unsigned long long)(uintptr_t)memory;
     return memory ? CU_SUCCESS : CU_OUT_OF_MEMORY;
 }
 int cuMemFree_v2(unsigned long long pointer)
 {
+    pthread_mutex_lock(&machine);
     model_release((void *)(uintptr_t)pointer);
+    pthread_mutex_unlock(&machine);
     return CU_SUCCESS;
 }
 int cuMemcpyHtoDAsync_v2(unsigned long long to, const void *from, size_t size, void *stream)
@@ -348,13 +356,17 @@ static void unload(loaded *l)
 /* The image is the path of the kernel's library (compiler.c). */
 int cuModuleLoadData(void **module, const void *image)
 {
+    pthread_mutex_lock(&machine);
     loaded *l = load(image);
+    pthread_mutex_unlock(&machine);
     *module = l;
     return l && l->kernel && l->base ? CU_SUCCESS : CU_INVALID_IMAGE;
 }
 int cuModuleUnload(void *module)
 {
+    pthread_mutex_lock(&machine);
     unload(module);
+    pthread_mutex_unlock(&machine);
     return CU_SUCCESS;
 }
 
@@ -455,5 +467,8 @@ int cuLaunchKernel(void *of, unsigned x, unsigned y, unsigned z, unsigned bx, un
                       .enter = {f->enter[0], f->enter[1]},
                       .function = {f->entry[0], f->entry[1]},
                       .parameters = parameters};
-    return model_run(&l) ? CU_SUCCESS : CU_LAUNCH_FAILED;
+    pthread_mutex_lock(&machine);
+    const bool right = model_run(&l);
+    pthread_mutex_unlock(&machine);
+    return right ? CU_SUCCESS : CU_LAUNCH_FAILED;
 }
