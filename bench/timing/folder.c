@@ -4,6 +4,7 @@
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 bool folder_make(folder *f)
@@ -21,7 +22,7 @@ void folder_remove(folder *f)
 {
     DIR *list = f->path[0] ? opendir(f->path) : NULL;
     for (const struct dirent *at; list && (at = readdir(list));)
-        if (at->d_name[0] != '.')
+        if (strcmp(at->d_name, ".") && strcmp(at->d_name, ".."))
             unlinkat(dirfd(list), at->d_name, 0);
     if (list)
         closedir(list);

@@ -268,7 +268,7 @@ static void remove_oldest(const attune__cache *cache, int folder, const char *ke
             continue;
         if (!attune__grow(&cache->allocator, (void **)&entries, &capacity, count, count + 1, sizeof *entries))
             break;
-        snprintf(entries[count].name, sizeof entries[count].name, "%s", at->d_name);
+        memcpy(entries[count].name, at->d_name, strlen(at->d_name) + 1); /* its length is checked above */
         entries[count].size = (uint64_t)status.st_size;
         entries[count].used = status.st_mtim;
         count++;

@@ -138,6 +138,9 @@ static inline char *attune__cpu_element(const attune_tensor *tensor, size_t elem
 double attune__cpu_load(const char *at, attune_dtype dtype);
 void attune__cpu_store(char *at, attune_dtype dtype, double value);
 
+/* Serving: the rows of all sequences are in the order of q_start, so that no row has two. */
+bool attune__cpu_in_order(const attune__forward *call);
+
 /* Serving: sequence b, checked, without rows where q_start is invalid and without keys where kv_len is. */
 attune__cpu_sequence attune__cpu_sequence_at(const attune__forward *call, int64_t b);
 /* Fills run->schedule. */

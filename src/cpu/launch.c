@@ -206,7 +206,9 @@ static attune_status launch(const attune__program *program, const attune__forwar
     run.scratch = base + skew + parts_bytes;
     if (call->serving)
         ATTUNE__TRY(find_schedule(&run, base + skew));
-    const uint64_t fit = (left - skew - parts_bytes) / run.scratch_bytes;
+    /* Two threads must not write a row that two sequences claim. */
+    const uint64_t fit =
+        call->serving && !attune__cpu_in_order(call) ? 1 : (left - skew - parts_bytes) / run.scratch_bytes;
     const double pairs = call->serving ? run.schedule->pairs : (double)rows * (double)call->kv_len;
     const uint64_t items = (uint64_t)run.items;
     const uint32_t columns = mine->shape.head_dim_v, flop = 2 * (mine->shape.head_dim + columns);

@@ -60,6 +60,15 @@ attune__cpu_sequence attune__cpu_sequence_at(const attune__forward *call, int64_
     return s;
 }
 
+bool attune__cpu_in_order(const attune__forward *call)
+{
+    const attune__serving *serving = call->serving;
+    bool ordered = true;
+    for (int64_t b = 0; serving->packed && b < call->batch; b++)
+        ordered &= integer_at(&serving->q_start, b) <= integer_at(&serving->q_start, b + 1);
+    return ordered;
+}
+
 int64_t attune__cpu_shared(const attune__forward *call, int64_t b)
 {
     const int64_t shared = call->serving->shared.buffer ? integer_at(&call->serving->shared, b) : 0;
