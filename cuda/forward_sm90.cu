@@ -286,17 +286,19 @@ __device__ __forceinline__ void store(float (&o)[sm90::WIDTH_DV / 2], const floa
 __device__ __forceinline__ void store_fully_masked(const attune_cuda_arguments &a, const tile_coord &p, int row)
 {
     int first = (int)threadIdx.x % 4;
+    row_total total = row_total_of(a, p.h, -ATTUNE_INF, 0.0f);
+    u32 zeros = pack(0.0f * total.sum, 0.0f); /* or NaN, by a sink */
 #pragma unroll 1
     for (int q = row; q < min(row + 16, a.q_len); q += 8) {
         element *o_row = (element *)a.o.address + p.b * a.o.batch + p.h * a.o.head + q * a.o.row;
 #pragma unroll 1
         for (int d = first; d < HEAD_DIM_V; d += 4)
-            o_row[d] = 0;
+            o_row[d] = (element)zeros;
         if (first)
             continue;
         if (a.lse.address)
             ((float *)a.lse.address)[p.b * a.lse.batch + p.h * a.lse.head + q * a.lse.row] =
-                row_total_of(a, p.h, -ATTUNE_INF, 0.0f).most;
+                total.sum == 0.0f ? -ATTUNE_INF : total.most + logf(total.sum);
         if (a.row_max.address)
             ((float *)a.row_max.address)[p.b * a.row_max.batch + p.h * a.row_max.head + q * a.row_max.row] =
                 -ATTUNE_INF;

@@ -419,13 +419,16 @@ static void share_batch(array *a)
         array_set(a, i, array_get(a, i % count));
 }
 
-/* Sinks of any weight beside the scores; of some heads none. */
+/* Sinks of any weight beside the scores; of some heads none, or with NaN in the inputs what makes their rows NaN. */
 static bool make_sinks(const attention_case *c, attune_dtype dtype, random_state *r, attention *a, failure *why)
 {
     if (!array_create(&a->sinks, dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32, 1, &c->heads, why))
         return false;
     for (int64_t h = 0; h < c->heads; h++)
         array_set(&a->sinks, h, h % 5 == 4 ? -INFINITY : 1 + 3 * random_normal(r));
+    for (int64_t h = 2; c->input == INPUT_NAN_VISIBLE && h < c->heads; h++)
+        if (h % 5 == 2 || h % 5 == 3)
+            array_set(&a->sinks, h, h % 5 == 2 ? INFINITY : NAN);
     return true;
 }
 
