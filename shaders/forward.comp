@@ -345,14 +345,17 @@ void accumulate_o(const in uint n0, const in bool masked)
         non_finite[chunk + 2u & 3u] = 0u;
     if (ty < BLOCK_M) {
         if (masked && non_finite[chunk & 3u] != 0u) {
-            /* The non-finite slow path: weight by weight, since 0 times NaN is NaN where the pair is forbidden. */
-            [[dont_unroll]] for (uint n = 0u; n < CHUNK; n++)
+            /* The non-finite slow path: weight by weight, since 0 times NaN is NaN where the pair is forbidden. In the
+             * order of the other path, so that bits depend neither on hidden NaN nor on CHUNK, which is a pipeline's
+             * own. */
+            [[dont_unroll]] for (uint i = 0u; i < CHUNK; i++)
                 [[unroll]] for (uint t = 0u; t < TO; t++) {
+                    uint n = i ^ 3u;
                     vec4 v = slices[side + n * CHUNK_STRIDE + min(tx + TX * t, HEAD_DIM_V / 4u - 1u)];
-                    [[unroll]] for (uint i = 0u; i < TM; i++) {
-                        float p = s[(ty + TY * i) * S_STRIDE + (n0 + n) / 4u][n & 3u];
-                        o[i * TO + t] = floatBitsToUint(p) == FORBIDDEN ? o[i * TO + t]
-                                                                        : fma(vec4(p), v, o[i * TO + t]);
+                    [[unroll]] for (uint r = 0u; r < TM; r++) {
+                        float p = s[(ty + TY * r) * S_STRIDE + (n0 + n) / 4u][n & 3u];
+                        o[r * TO + t] = floatBitsToUint(p) == FORBIDDEN ? o[r * TO + t]
+                                                                        : fma(vec4(p), v, o[r * TO + t]);
                     }
                 }
         } else
