@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "base/round.h"
 
 /* Whether the gradient of this symbol is requested. */
 static bool is_requested(const attune__cpu_backward_run *run, uint32_t symbol)
@@ -75,14 +74,14 @@ static attune_status divide_workspace(attune__cpu_backward_run *run, uint64_t *f
 {
     const attune__forward *call = &run->call->forward;
     const attune__shape *shape = &run->base.program->shape;
-    const size_t real = attune_dtype_size(attune__shape_real(shape));
-    const uint64_t rows = (uint64_t)(call->batch * call->heads * call->q_len);
-    const uint64_t delta = attune__round_up64(rows * real, 256);
-    const uint64_t sums = (uint64_t)run->slots * run->elements * sizeof(double) + (ATTUNE__CPU_ALIGNMENT - 1);
-    run->base.scratch_bytes = (size_t)attune__cpu_backward_thread_size(shape, run->base.program->choice.shared_memory);
+    const attune_plan_choice *c = &run->base.program->choice;
+    const attune__cpu_backward_workspace workspace =
+        attune__cpu_backward_workspace_make(shape, (uint64_t)(call->batch * call->heads * call->q_len), run->elements);
+    run->base.scratch_bytes =
+        (size_t)attune__cpu_backward_thread_size(shape, c->block_m1, c->block_n1, c->block_m2, c->block_n2);
     char *base = attune__cpu_memory(call->workspace) + call->workspace_offset;
     const size_t skew = (ATTUNE__CPU_ALIGNMENT - (uintptr_t)base % ATTUNE__CPU_ALIGNMENT) % ATTUNE__CPU_ALIGNMENT;
-    const uint64_t head = skew + delta + sums / ATTUNE__CPU_ALIGNMENT * ATTUNE__CPU_ALIGNMENT;
+    const uint64_t head = skew + workspace.threads;
     const uint64_t left = call->workspace->size - call->workspace_offset;
     if (left < head + run->base.scratch_bytes)
         return attune__fail(ATTUNE_INVALID_ARGUMENT,
@@ -90,7 +89,7 @@ static attune_status divide_workspace(attune__cpu_backward_run *run, uint64_t *f
                             (unsigned long long)left, (void *)base,
                             (unsigned long long)(head - skew + run->base.scratch_bytes), ATTUNE__CPU_ALIGNMENT);
     run->delta = base + skew;
-    run->sums = (double *)(void *)(run->delta + delta);
+    run->sums = (double *)(void *)(run->delta + workspace.sums);
     run->base.scratch = base + head;
     *fit = (left - head) / run->base.scratch_bytes;
     return ATTUNE_OK;
@@ -106,12 +105,18 @@ static void run_pass(attune__cpu_backward_run *run, attune__pool_fn pass, uint64
     attune__pool_run(run->base.device->pool, threads, pass, run);
 }
 
+static void set_tile(attune__cpu_backward_run *run, uint32_t block_m, uint32_t block_n)
+{
+    run->base.block_m = block_m;
+    run->base.block_n = block_n;
+    run->layout = attune__cpu_backward_layout_make(&run->base.program->shape, block_m, block_n);
+}
+
 static void divide_rows(attune__cpu_backward_run *run)
 {
     const attune__forward *call = &run->call->forward;
     attune__cpu_run *base = &run->base;
-    base->block_m = base->program->choice.block_m2;
-    base->block_n = base->program->choice.block_n2;
+    set_tile(run, base->program->choice.block_m2, base->program->choice.block_n2);
     base->q_block = call->mask ? call->mask->q_block : (int64_t)base->block_m;
     base->q_step = (int64_t)base->block_m < base->q_block ? base->block_m : (size_t)base->q_block;
     const int64_t step = (int64_t)base->q_step, in_block = (base->q_block + step - 1) / step;
@@ -123,8 +128,7 @@ static void divide_keys(attune__cpu_backward_run *run)
 {
     const attune__forward *call = &run->call->forward;
     attune__cpu_run *base = &run->base;
-    base->block_m = base->program->choice.block_m1;
-    base->block_n = base->program->choice.block_n1;
+    set_tile(run, base->program->choice.block_m1, base->program->choice.block_n1);
     const int64_t step = (int64_t)base->block_n;
     base->items = (call->kv_len + step - 1) / step * call->k.size[0] * call->kv_heads;
 }
@@ -150,6 +154,7 @@ attune_status attune__cpu_backward(const attune__program *program, attune_queue 
     count_elements(&run);
     uint64_t fit = 0;
     ATTUNE__TRY(divide_workspace(&run, &fit));
+    divide_rows(&run);
     const int64_t rows = call->forward.batch * call->forward.heads * call->forward.q_len;
     const double pairs = (double)rows * (double)call->forward.kv_len;
     const uint32_t d = 2 * mine->shape.head_dim, dv = 2 * mine->shape.head_dim_v;
@@ -158,7 +163,6 @@ attune_status attune__cpu_backward(const attune__program *program, attune_queue 
     if (call->d_sinks.buffer)
         run_pass(&run, f64 ? attune__cpu_backward_sinks_f64 : attune__cpu_backward_sinks_f32,
                  (uint64_t)call->forward.heads, (double)rows, dv, 0, fit);
-    divide_rows(&run);
     run_pass(&run, f64 ? attune__cpu_backward_rows_f64 : attune__cpu_backward_rows_f32,
              (uint64_t)(run.slots ? run.slots : run.base.items), pairs, 2 * d + dv, mine->weight, fit);
     divide_keys(&run);

@@ -9,10 +9,11 @@
 typedef struct attune__cpu_backward_run {
     attune__cpu_run base; /* its call is &call->forward; block_m and block_n are those of the current pass */
     const attune__backward *call;
-    char *delta;       /* dot(o, d_o) - d_lse of each row */
-    double *sums;      /* [slots][elements] */
-    int64_t slots;     /* 0 = no capture gradients are requested */
-    uint64_t elements; /* of all captures whose gradients are requested */
+    attune__cpu_backward_layout layout; /* likewise */
+    char *delta;                        /* dot(o, d_o) - d_lse of each row */
+    double *sums;                       /* [slots][elements] */
+    int64_t slots;                      /* 0 = no capture gradients are requested */
+    uint64_t elements;                  /* of all captures whose gradients are requested */
 } attune__cpu_backward_run;
 
 /* Clears a slot's sums, and returns a pointer to those of each symbol; NULL = not requested. */

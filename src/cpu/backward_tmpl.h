@@ -17,38 +17,27 @@
 #include "cpu/backward.h"
 #include "cpu/block_iterator.h"
 
-/* A thread's arrays, in the order of attune__cpu_backward_scratch_size. */
+/* A thread's arrays. */
+#define ARRAY(type, name, rows, columns) type *name;
 typedef struct state {
-    REAL *q, *d_q, *d_o, *o_panels, *k, *d_k, *v, *d_v, *p, *d_s, *transposed;
-    REAL *raw; /* one row of scores, before the score expression */
-    REAL *lse, *delta;
-    uint8_t *allowed;
-    void *expr;
+    ATTUNE__CPU_BACKWARD_TILE(ARRAY)
+    ATTUNE__CPU_BACKWARD_THREAD(ARRAY)
     size_t ldq, ldo, lds, ldt;
 } state;
+#undef ARRAY
 
-static state state_at(const attune__cpu_backward_run *run, uint32_t thread, size_t block_m, size_t block_n)
+static state state_at(const attune__cpu_backward_run *run, uint32_t thread)
 {
     const attune__shape *shape = &run->base.program->shape;
-    const size_t m = attune__cpu_pad(block_m), n = attune__cpu_pad(block_n);
-    const size_t d = attune__cpu_pad(shape->head_dim), dv = attune__cpu_pad(shape->head_dim_v);
-    state st = {.ldq = d, .ldo = dv, .lds = n, .ldt = m};
-    st.q = (REAL *)(void *)(run->base.scratch + thread * run->base.scratch_bytes);
-    st.d_q = st.q + m * d;
-    st.d_o = st.d_q + m * d;
-    st.o_panels = st.d_o + m * dv;
-    st.k = st.o_panels + m * dv;
-    st.d_k = st.k + n * d;
-    st.v = st.d_k + n * d;
-    st.d_v = st.v + n * dv;
-    st.p = st.d_v + n * dv;
-    st.d_s = st.p + m * n;
-    st.transposed = st.d_s + m * n;
-    st.raw = st.transposed + m * n;
-    st.lse = st.raw + n;
-    st.delta = st.lse + m;
-    st.allowed = (uint8_t *)(st.delta + m);
-    st.expr = st.allowed + (n + 63) / 64 * 64;
+    char *const scratch = run->base.scratch + thread * run->base.scratch_bytes;
+    state st = {.ldq = attune__cpu_pad(shape->head_dim),
+                .ldo = attune__cpu_pad(shape->head_dim_v),
+                .lds = attune__cpu_pad(run->base.block_n),
+                .ldt = attune__cpu_pad(run->base.block_m)};
+#define ARRAY(type, name, rows, columns) st.name = (type *)(void *)(scratch + run->layout.name);
+    ATTUNE__CPU_BACKWARD_TILE(ARRAY)
+    ATTUNE__CPU_BACKWARD_THREAD(ARRAY)
+#undef ARRAY
     return st;
 }
 
@@ -192,7 +181,7 @@ void NAME(cpu_backward_delta)(void *user, uint32_t thread)
     const attune__forward *call = &run->call->forward;
     const attune__shape *shape = &run->base.program->shape;
     const NAME(cpu_kernels) *kernels = &run->base.device->KERNELS;
-    const state st = state_at(run, thread, 1, 1);
+    const state st = state_at(run, thread);
     const size_t dv = shape->head_dim_v;
     REAL *o = st.o_panels, *d_o = st.d_o;
     for (;;) {
@@ -279,7 +268,7 @@ static void rows_item(const attune__cpu_backward_run *run, const rows *it, const
 void NAME(cpu_backward_rows)(void *user, uint32_t thread)
 {
     attune__cpu_backward_run *run = user;
-    const state st = state_at(run, thread, run->base.block_m, run->base.block_n);
+    const state st = state_at(run, thread);
     double *sums[ATTUNE_EXPR_MAX_SYMBOLS] = {NULL};
     for (;;) {
         int64_t index = atomic_fetch_add_explicit(&run->base.next, 1, memory_order_relaxed);
@@ -360,7 +349,7 @@ static void keys_item(const attune__cpu_backward_run *run, int64_t index, const 
 void NAME(cpu_backward_keys)(void *user, uint32_t thread)
 {
     attune__cpu_backward_run *run = user;
-    const state st = state_at(run, thread, run->base.block_m, run->base.block_n);
+    const state st = state_at(run, thread);
     for (;;) {
         const int64_t index = atomic_fetch_add_explicit(&run->base.next, 1, memory_order_relaxed);
         if (index >= run->base.items)

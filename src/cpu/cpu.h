@@ -27,7 +27,7 @@
 #include "cpu/functions.h"
 #include "cpu/kernels.h"
 #include "base/threads.h"
-#include "plan/family_cpu.h"
+#include "plan/layout_cpu.h"
 
 typedef struct attune__cpu_device {
     attune_device base;
@@ -77,6 +77,7 @@ typedef struct attune__cpu_schedule {
     int64_t unused[3];
     attune__cpu_group group[]; /* and the end of the last */
 } attune__cpu_schedule;
+_Static_assert(sizeof(attune__cpu_schedule) == 64 && sizeof(attune__cpu_group) == 32, "attune__cpu_schedule_size");
 
 /* The state of a call, which its threads share. */
 typedef struct attune__cpu_run {
@@ -87,7 +88,8 @@ typedef struct attune__cpu_run {
     attune__bindings mask;          /* of program->mask */
     attune__cpu_schedule *schedule; /* of serving */
     int64_t split_keys, part_limit; /* likewise: the keys of a split, and the partial results that there is room for */
-    size_t part_bytes;
+    attune__cpu_part_layout part;
+    attune__cpu_layout layout; /* of a thread's scratch, in forward and decode */
     size_t block_m, block_n;   /* of a tile */
     size_t head_step, q_step;  /* query heads and rows of an item: head_step * q_step <= block_m */
     int64_t head_chunks;       /* items in a group of query heads */
@@ -95,9 +97,9 @@ typedef struct attune__cpu_run {
     uint32_t splits;           /* parts of the keys, with an item each */
     int64_t items;
     int64_t adjacent; /* items that a thread takes together */
-    char *parts;      /* splits > 1: partial results: o of each row and split, then m and l (attune__split_size) */
-    char *ml;
-    char *scratch; /* of thread 0; the others follow */
+    char *parts;      /* splits > 1: partial results: o of each row and split (attune__split_size) */
+    char *ml;         /* their m and l */
+    char *scratch;    /* of thread 0; the others follow */
     size_t scratch_bytes;
     atomic_llong next; /* the next item, or row to merge */
 } attune__cpu_run;
@@ -109,12 +111,6 @@ typedef struct attune__cpu_sequence {
     int64_t position;    /* of that row among the keys: q of the expressions */
     int64_t row;         /* likewise among the rows of all sequences */
 } attune__cpu_sequence;
-
-/* Sizes are padded to whole panels. */
-static inline size_t attune__cpu_pad(size_t n)
-{
-    return (n + ATTUNE__PANEL - 1) / ATTUNE__PANEL * ATTUNE__PANEL;
-}
 
 static inline char *attune__cpu_memory(const attune_buffer *buffer)
 {

@@ -16,24 +16,15 @@
 /* Rows of 16-bit storage that are converted at a time, so that they stay in the L1 cache. */
 #define STAGE_ROWS 8
 
-/* A thread's arrays, in the order of attune__cpu_scratch_size. */
+/* A thread's arrays. */
+#define ARRAY(type, name, rows, columns) type *name;
 typedef struct state {
-    REAL *q, *k, *v, *s, *o;
-    REAL *m, *l;      /* of each row: the running maximum, and the sum of exp(s - m) */
-    REAL *valid;      /* of each row: 1 if any pair was allowed */
-    uint8_t *allowed; /* of one row of a tile */
-    uint16_t *bits;   /* of all rows of a partial tile: ldb words each */
-    uint32_t *pairs;  /* and their number; UNKNOWN_PAIRS = bits are not evaluated yet */
-    uint16_t *at;     /* columns of one row */
-    void *expr;
-    /* Serving: */
-    attune__interval *bounds; /* of the mask over a tile */
-    REAL *stage;              /* the rows of k, or v, of a tile */
-    uint8_t *absent;          /* of each key of a tile: it is in no page */
-    REAL *sum_o;              /* o, m, l and valid of the splits before this one */
-    REAL *sum_m, *sum_l, *sum_valid;
-    size_t ldq, lds, ldo, ldb;
+    ATTUNE__CPU_TILE(ARRAY)
+    ATTUNE__CPU_THREAD(ARRAY)
+    uint32_t *pairs;           /* the number of allowed pairs in bits; UNKNOWN_PAIRS = bits are not evaluated yet */
+    size_t ldq, lds, ldo, ldb; /* ldb: words of bits of a row */
 } state;
+#undef ARRAY
 
 #define UNKNOWN_PAIRS UINT32_MAX
 
@@ -48,31 +39,16 @@ typedef struct item {
 static state state_at(const attune__cpu_run *run, uint32_t thread)
 {
     const attune__shape *shape = &run->program->shape;
-    size_t m = attune__cpu_pad(run->block_m), n = attune__cpu_pad(run->block_n);
-    size_t d = attune__cpu_pad(shape->head_dim), dv = attune__cpu_pad(shape->head_dim_v);
-    state st = {.ldq = d, .lds = n, .ldo = dv, .ldb = n / ATTUNE__PANEL};
-    st.q = (REAL *)(void *)(run->scratch + thread * run->scratch_bytes);
-    st.k = st.q + m * d;
-    st.v = st.k + n * d;
-    st.s = st.v + n * dv;
-    st.o = st.s + m * n;
-    st.m = st.o + m * dv;
-    st.l = st.m + m;
-    st.valid = st.l + m;
-    st.allowed = (uint8_t *)(st.valid + m);
-    st.at = (uint16_t *)(void *)(st.allowed + (n + 63) / 64 * 64);
-    st.bits = st.at + (n + 31) / 32 * 32;
-    st.expr = st.bits + (run->block_m * st.ldb + 31) / 32 * 32;
-    if (run->call->serving) {
-        char *bounds = (char *)st.expr + (shape->expr_scratch + 63) / 64 * 64;
-        st.bounds = (attune__interval *)(void *)bounds;
-        st.stage = (REAL *)(void *)(bounds + (shape->bounds_scratch + 63) / 64 * 64);
-        st.sum_o = st.stage + (shape->head_dim > shape->head_dim_v ? shape->head_dim : shape->head_dim_v) * n;
-        st.sum_m = st.sum_o + m * dv;
-        st.sum_l = st.sum_m + m;
-        st.sum_valid = st.sum_l + m;
-        st.absent = (uint8_t *)(st.sum_valid + m);
-    }
+    const size_t n = attune__cpu_pad(run->block_n);
+    char *const scratch = run->scratch + thread * run->scratch_bytes;
+    state st = {.ldq = attune__cpu_pad(shape->head_dim),
+                .lds = n,
+                .ldo = attune__cpu_pad(shape->head_dim_v),
+                .ldb = n / ATTUNE__PANEL};
+#define ARRAY(type, name, rows, columns) st.name = (type *)(void *)(scratch + run->layout.name);
+    ATTUNE__CPU_TILE(ARRAY)
+    ATTUNE__CPU_THREAD(ARRAY)
+#undef ARRAY
     return st;
 }
 
@@ -451,7 +427,7 @@ void NAME(cpu_items)(void *user, uint32_t thread)
 {
     attune__cpu_run *run = user;
     state st = state_at(run, thread);
-    kept_bits kept = kept_at(run, thread, &st);
+    kept_bits kept = kept_at(run, &st);
     for (;;) {
         const int64_t first = atomic_fetch_add_explicit(&run->next, run->adjacent, memory_order_relaxed);
         if (first >= run->items)

@@ -14,15 +14,16 @@ typedef struct kept_bits {
     int64_t batch, list, q0; /* of the rows, and of the block lists; list -1 = of none */
 } kept_bits;
 
-static kept_bits kept_at(const attune__cpu_run *run, uint32_t thread, const state *st)
+static kept_bits kept_at(const attune__cpu_run *run, const state *st)
 {
-    char *const end = run->scratch + (thread + 1) * run->scratch_bytes;
-    const size_t room = attune__cpu_kept_tiles(&run->program->shape, (uint32_t)run->block_m, (uint32_t)run->block_n);
-    kept_bits kept = {.other_bits = st->bits, .room = room, .words = run->block_m * st->ldb, .list = -1};
-    kept.pairs = (uint32_t *)(void *)(end - attune__cpu_kept_size(&run->program->shape, (uint32_t)run->block_m,
-                                                                  (uint32_t)run->block_n));
-    kept.bits = (uint16_t *)(kept.pairs + room);
-    return kept;
+    return (kept_bits){
+        .pairs = st->kept_pairs,
+        .bits = st->kept_bits,
+        .other_bits = st->bits,
+        .room = attune__cpu_kept_tiles(&run->program->shape, (uint32_t)run->block_m, (uint32_t)run->block_n),
+        .words = run->block_m * st->ldb,
+        .list = -1,
+    };
 }
 
 /* Before the tiles of an item. */

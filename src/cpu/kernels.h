@@ -7,10 +7,7 @@
 #ifndef ATTUNE_CPU_KERNELS_H
 #define ATTUNE_CPU_KERNELS_H
 
-#include <attune/attune.h>
-
-/* Columns of a packed panel: a cache line of float. */
-#define ATTUNE__PANEL ((size_t)16)
+#include "plan/layout_cpu.h"
 
 #define REAL    float
 #define NAME(x) attune__##x##_f32

@@ -8,11 +8,6 @@
 #include "base/error.h"
 #include "plan/partition.h"
 
-static size_t align(size_t bytes)
-{
-    return (bytes + ATTUNE__CPU_ALIGNMENT - 1) / ATTUNE__CPU_ALIGNMENT * ATTUNE__CPU_ALIGNMENT;
-}
-
 double attune__cpu_now(void)
 {
     struct timespec time;
@@ -94,11 +89,12 @@ static attune__cpu_run run_of(const attune__program *program, const attune__forw
         .block_m = mine->choice.block_m,
         .block_n = mine->choice.block_n,
     };
+    run.layout = attune__cpu_layout_make(&mine->shape, mine->choice.block_m, mine->choice.block_n);
     divide(&run, decode || call->serving);
     if (!call->serving)
         return run;
     run.split_keys = attune__cpu_split_keys(&mine->shape);
-    run.part_bytes = (size_t)attune__cpu_part_size(&mine->shape, mine->choice.block_m);
+    run.part = attune__cpu_part_layout_make(&mine->shape, mine->choice.block_m);
     run.part_limit =
         (int64_t)attune__cpu_parts(&mine->shape, mine->choice.block_m, program->device->info.limits.compute_units);
     return run;
@@ -187,12 +183,11 @@ static attune_status launch(const attune__program *program, const attune__forwar
 
     /* The workspace: partial results of splits, then scratch for as many threads as fit. It may be caller's memory of
      * any alignment. */
-    run.scratch_bytes = (size_t)attune__cpu_thread_size(&mine->shape, mine->choice.block_m, mine->choice.block_n);
+    run.scratch_bytes = (size_t)run.layout.bytes;
     const size_t rows = (size_t)(call->batch * call->heads * call->q_len);
-    const size_t schedule_bytes = (size_t)attune__cpu_schedule_size(&mine->shape);
-    const size_t parts_bytes =
-        schedule_bytes + (call->serving ? (size_t)run.part_limit * run.part_bytes
-                                        : (size_t)attune__split_size(&mine->shape, run.splits, (uint32_t)real));
+    const attune__cpu_workspace workspace = attune__cpu_workspace_make(&mine->shape, mine->choice.block_m, run.splits,
+                                                                       device->base.info.limits.compute_units);
+    const size_t parts_bytes = (size_t)workspace.threads;
     char *base = call->workspace ? attune__cpu_memory(call->workspace) + call->workspace_offset : NULL;
     const size_t skew = (ATTUNE__CPU_ALIGNMENT - (uintptr_t)base % ATTUNE__CPU_ALIGNMENT) % ATTUNE__CPU_ALIGNMENT;
     const uint64_t left = call->workspace ? call->workspace->size - call->workspace_offset : 0;
@@ -201,8 +196,8 @@ static attune_status launch(const attune__program *program, const attune__forwar
                             "the workspace has %llu bytes at %p, but one thread needs %llu from a multiple of %zu on",
                             (unsigned long long)left, (void *)base, (unsigned long long)parts_bytes + run.scratch_bytes,
                             ATTUNE__CPU_ALIGNMENT);
-    run.parts = base + skew + schedule_bytes;
-    run.ml = run.parts + align(rows * run.splits * mine->shape.head_dim_v * real);
+    run.parts = base + skew + workspace.partials;
+    run.ml = run.parts + attune__split_ml(rows, run.splits, mine->shape.head_dim_v, real);
     run.scratch = base + skew + parts_bytes;
     if (call->serving)
         ATTUNE__TRY(find_schedule(&run, base + skew));

@@ -197,22 +197,26 @@ static void compute_group(const attune__cpu_run *run, const state *st, group_ite
 }
 
 /* A partial result: o of each row, then m, l and valid. */
-static REAL *part_at(const attune__cpu_run *run, int64_t part)
+typedef struct partial {
+    REAL *o, *state;
+} partial;
+
+static partial part_at(const attune__cpu_run *run, int64_t part)
 {
-    return (REAL *)(void *)(run->parts + (size_t)part * run->part_bytes);
+    char *const at = run->parts + (size_t)part * run->part.bytes;
+    return (partial){(REAL *)(void *)(at + run->part.o), (REAL *)(void *)(at + run->part.state)};
 }
 
 static void store_partial(const attune__cpu_run *run, const group_item *g)
 {
-    REAL *o = part_at(run, g->part), *ml;
+    const partial to = part_at(run, g->part);
     const size_t dv = run->program->shape.head_dim_v;
     size_t row = 0;
-    ml = o + run->block_m * dv;
     for (int64_t i = 0; i < g->count; i++) {
         const member *m = &g->members[i];
         for (size_t r = 0; r < m->it.rows; r++, row++) {
-            memcpy(o + row * dv, m->st.o + r * m->st.ldo, dv * sizeof *o);
-            memcpy(ml + 3 * row, (REAL[]){m->st.m[r], m->st.l[r], m->st.valid[r]}, 3 * sizeof *ml);
+            memcpy(to.o + row * dv, m->st.o + r * m->st.ldo, dv * sizeof *to.o);
+            memcpy(to.state + 3 * row, (REAL[]){m->st.m[r], m->st.l[r], m->st.valid[r]}, 3 * sizeof *to.state);
         }
     }
 }
@@ -270,12 +274,12 @@ void NAME(cpu_fold)(void *user, uint32_t thread)
         index -= before;
         rows_at(run, group, index, &st, &g);
         for (int32_t i = 0; i < group->splits; i++) {
-            REAL *o = part_at(run, group->part + index * group->splits + i), *ml = o + run->block_m * dv;
+            partial from = part_at(run, group->part + index * group->splits + i);
             for (int64_t j = 0; j < g.count; j++) {
                 const state *to = &g.members[j].st;
-                for (size_t r = 0; r < g.members[j].it.rows; r++, o += dv, ml += 3)
-                    add_split(run, !i, to->sum_o + r * to->ldo, to->sum_m + r, to->sum_l + r, to->sum_valid + r, o,
-                              ml[0], ml[1], ml[2]);
+                for (size_t r = 0; r < g.members[j].it.rows; r++, from.o += dv, from.state += 3)
+                    add_split(run, !i, to->sum_o + r * to->ldo, to->sum_m + r, to->sum_l + r, to->sum_valid + r, from.o,
+                              from.state[0], from.state[1], from.state[2]);
             }
         }
         for (int64_t j = 0; j < g.count; j++)

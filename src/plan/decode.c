@@ -109,6 +109,7 @@ uint64_t attune__split_size(const attune__shape *shape, uint32_t split, uint32_t
 {
     if (split <= 1)
         return 0;
-    uint64_t rows = (uint64_t)(shape->batch * shape->heads * shape->q_len) * split;
-    return attune__round_up64(rows * shape->head_dim_v * element, 256) + attune__round_up64(rows * 2 * element, 256);
+    const uint64_t rows = (uint64_t)(shape->batch * shape->heads * shape->q_len);
+    return attune__split_ml(rows, split, shape->head_dim_v, element) +
+           attune__round_up64(rows * split * 2 * element, 256);
 }

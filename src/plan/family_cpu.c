@@ -1,110 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /* The CPU: one thread per tile, whose packed operands and scores should fit the core's L2 cache. */
-#include "plan/family_cpu.h"
-
+#include "base/round.h"
 #include "plan/family.h"
-
-static uint64_t array(uint64_t elements, uint64_t bytes)
-{
-    return attune__round_up64(elements * bytes, 64);
-}
-
-/* The most partial results of a call over a cache: a part is a tile of rows. */
-#define PARTS_BYTES UINT64_C(0x800000)
-
-static uint64_t compute_bytes(attune_dtype dtype)
-{
-    return dtype == ATTUNE_F64 ? 8 : 4;
-}
-
-uint64_t attune__cpu_scratch_size(uint32_t block_m, uint32_t block_n, uint32_t head_dim, uint32_t head_dim_v,
-                                  attune_dtype dtype)
-{
-    uint64_t t = compute_bytes(dtype), m = attune__round_up(block_m, 16), n = attune__round_up(block_n, 16);
-    uint64_t d = attune__round_up(head_dim, 16), dv = attune__round_up(head_dim_v, 16);
-    return array(m * d, t) + array(n * d, t) + array(n * dv, t) + array(m * n, t) + array(m * dv, t) + array(3 * m, t) +
-           array(n, 1);
-}
-
-/* The allowed pairs of a tile: a bit each, and the columns of a row. */
-static uint64_t pairs_bytes(uint32_t block_m, uint32_t block_n)
-{
-    const uint64_t n = attune__round_up(block_n, 16);
-    return array(block_m * (n / 16), 2) + array(n, 2);
-}
-
-/* The most bits that a thread keeps. */
-#define KEPT_BYTES UINT64_C(0x80000)
-
-uint32_t attune__cpu_kept_tiles(const attune__shape *shape, uint32_t block_m, uint32_t block_n)
-{
-    if (!shape->block_mask || shape->expr.mask.reads_head || shape->heads < 2 || shape->tokens)
-        return 0;
-    const uint64_t most = KEPT_BYTES / pairs_bytes(block_m, block_n),
-                   tiles = ((uint64_t)shape->kv_len + block_n - 1) / block_n;
-    return (uint32_t)(tiles < most ? tiles : most);
-}
-
-uint64_t attune__cpu_kept_size(const attune__shape *shape, uint32_t block_m, uint32_t block_n)
-{
-    const uint64_t tiles = attune__cpu_kept_tiles(shape, block_m, block_n);
-    return array(tiles, 4) + array(tiles * block_m * (attune__round_up(block_n, 16) / 16), 2);
-}
-
-uint64_t attune__cpu_thread_size(const attune__shape *shape, uint32_t block_m, uint32_t block_n)
-{
-    uint64_t scratch =
-        attune__cpu_scratch_size(block_m, block_n, shape->head_dim, shape->head_dim_v, attune__shape_real(shape));
-    if (shape->tokens) {
-        const uint64_t t = compute_bytes(attune__shape_real(shape)), n = attune__round_up(block_n, 16);
-        const uint32_t widest = shape->head_dim > shape->head_dim_v ? shape->head_dim : shape->head_dim_v;
-        scratch += attune__round_up64(shape->bounds_scratch, 64) + array(n * widest, t) + array(n, 1) +
-                   attune__cpu_part_size(shape, block_m);
-    }
-    return attune__round_up64(scratch + attune__round_up64(shape->expr_scratch, 64) + pairs_bytes(block_m, block_n) +
-                                  attune__cpu_kept_size(shape, block_m, block_n),
-                              256);
-}
-
-uint64_t attune__cpu_schedule_size(const attune__shape *shape)
-{
-    return shape->tokens ? attune__round_up64(64 + ((uint64_t)shape->batch + 1) * 32, 256) : 0;
-}
-
-uint32_t attune__cpu_split_keys(const attune__shape *shape)
-{
-    return shape->split_keys ? shape->split_keys : 1024;
-}
-
-uint64_t attune__cpu_part_size(const attune__shape *shape, uint32_t block_m)
-{
-    const uint64_t m = attune__round_up(block_m, 16), dv = attune__round_up(shape->head_dim_v, 16);
-    return array(m * (dv + 3), compute_bytes(attune__shape_real(shape)));
-}
-
-uint64_t attune__cpu_parts(const attune__shape *shape, uint32_t block_m, uint32_t threads)
-{
-    const uint64_t keys = attune__cpu_split_keys(shape), splits = ((uint64_t)shape->kv_len + keys - 1) / keys;
-    if (!shape->tokens || threads < 2 || splits < 2)
-        return 0;
-    const uint64_t most = PARTS_BYTES / attune__cpu_part_size(shape, block_m),
-                   rows = (uint64_t)(shape->tokens * shape->heads);
-    return rows < most / splits ? rows * splits : most;
-}
-
-uint64_t attune__cpu_backward_scratch_size(uint32_t block_m, uint32_t block_n, uint32_t head_dim, uint32_t head_dim_v,
-                                           attune_dtype dtype)
-{
-    uint64_t t = compute_bytes(dtype), m = attune__round_up(block_m, 16), n = attune__round_up(block_n, 16);
-    uint64_t d = attune__round_up(head_dim, 16), dv = attune__round_up(head_dim_v, 16);
-    return 2 * array(m * d, t) + 2 * array(m * dv, t) + 2 * array(n * d, t) + 2 * array(n * dv, t) +
-           3 * array(m * n, t) + array(n, t) + array(2 * m, t) + array(n, 1);
-}
-
-uint64_t attune__cpu_backward_thread_size(const attune__shape *shape, uint64_t scratch)
-{
-    return attune__round_up64(scratch + attune__round_up64(shape->expr_scratch, 64), 256);
-}
+#include "plan/layout_cpu.h"
 
 static const attune__tile forward_tiles[] = {
     ATTUNE__TILE(128, 128, 1, 1), ATTUNE__TILE(64, 128, 1, 1), ATTUNE__TILE(64, 64, 1, 1), ATTUNE__TILE(32, 64, 1, 1),
@@ -181,14 +79,11 @@ static attune__cost cost(const attune__search *search, const attune__tile *tile)
     const uint32_t *v = tile->value;
     attune__cost c = {.invocations = 1};
     if (search->pass == ATTUNE__PASS_BACKWARD) {
-        uint64_t one = attune__cpu_backward_scratch_size(v[ATTUNE__BLOCK_M1], v[ATTUNE__BLOCK_N1], s->head_dim,
-                                                         s->head_dim_v, attune__shape_real(s));
-        uint64_t two = attune__cpu_backward_scratch_size(v[ATTUNE__BLOCK_M2], v[ATTUNE__BLOCK_N2], s->head_dim,
-                                                         s->head_dim_v, attune__shape_real(s));
+        const uint64_t one = attune__cpu_backward_layout_make(s, v[ATTUNE__BLOCK_M1], v[ATTUNE__BLOCK_N1]).tile_bytes;
+        const uint64_t two = attune__cpu_backward_layout_make(s, v[ATTUNE__BLOCK_M2], v[ATTUNE__BLOCK_N2]).tile_bytes;
         c.shared = one > two ? one : two;
     } else
-        c.shared = attune__cpu_scratch_size(v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N], s->head_dim, s->head_dim_v,
-                                            attune__shape_real(s));
+        c.shared = attune__cpu_layout_make(s, v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N]).tile_bytes;
     return c;
 }
 
@@ -196,20 +91,18 @@ static attune__cost cost(const attune__search *search, const attune__tile *tile)
 static uint64_t workspace(const attune__search *search, const attune__tile *tile, const attune__cost *cost,
                           uint32_t split)
 {
+    (void)cost;
     const attune__shape *s = search->shape;
-    const uint64_t units = search->limits->compute_units, element = attune_dtype_size(attune__shape_real(s));
+    const uint32_t *v = tile->value, units = search->limits->compute_units;
     uint64_t bytes;
     if (search->pass == ATTUNE__PASS_BACKWARD) {
-        /* delta = rowsum(dO * O) - dLSE */
         const uint64_t rows = (uint64_t)(s->batch * s->heads * s->q_len);
-        bytes = attune__round_up64(rows * element, 256);
-        bytes += attune__round_up64(s->capture_gradient_elements * ATTUNE__CPU_GRADIENT_SLOTS * sizeof(double), 64);
-        bytes += units * attune__cpu_backward_thread_size(s, cost->shared);
+        bytes = attune__cpu_backward_workspace_make(s, rows, s->capture_gradient_elements).threads;
+        bytes += units * attune__cpu_backward_thread_size(s, v[ATTUNE__BLOCK_M1], v[ATTUNE__BLOCK_N1],
+                                                          v[ATTUNE__BLOCK_M2], v[ATTUNE__BLOCK_N2]);
     } else {
-        bytes = attune__cpu_schedule_size(s) + attune__workspace_parts(search, split);
-        bytes += attune__cpu_parts(s, tile->value[ATTUNE__BLOCK_M], (uint32_t)units) *
-                 attune__cpu_part_size(s, tile->value[ATTUNE__BLOCK_M]);
-        bytes += units * attune__cpu_thread_size(s, tile->value[ATTUNE__BLOCK_M], tile->value[ATTUNE__BLOCK_N]);
+        bytes = attune__cpu_workspace_make(s, v[ATTUNE__BLOCK_M], split, units).threads;
+        bytes += units * attune__cpu_layout_make(s, v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N]).bytes;
     }
     return attune__round_up64(bytes + ATTUNE__CPU_ALIGNMENT - 1, 256);
 }

@@ -8,14 +8,15 @@
  *     decode.c  when to decode, in how many parts      explain.c       text and JSON
  *     options.c names, ranges, prefixes                options_json.c  options from JSON
  *     family.c  the list of families                   family_*.c      tiles and byte formulas of families
- *     layout.c  layouts of Vulkan's kernels            partition.c     work items of the CPU and of decode
- *     profile.c the table of known devices
+ *     layout.c  layouts of Vulkan's kernels            layout_cpu.c    the CPU's workspace
+ *     profile.c the table of known devices             partition.c     work items of the CPU and of decode
  */
 #ifndef ATTUNE_PLAN_PLAN_H
 #define ATTUNE_PLAN_PLAN_H
 
 #include <attune/attune.h>
 
+#include "base/round.h"
 #include "expr/analysis.h"
 
 /* The problem as the planner reads it: defaults are filled in, and expressions are reduced to their analysis. */
@@ -76,6 +77,11 @@ uint32_t attune__shape_packed_heads(const attune__shape *shape);
  * split), so that no part is empty at the plan's longest kv_len.
  */
 uint64_t attune__split_size(const attune__shape *shape, uint32_t split, uint32_t element);
+/* The offset of ml, of a call with batch * heads * q_len rows, o `columns` wide. */
+static inline uint64_t attune__split_ml(uint64_t rows, uint32_t split, uint64_t columns, uint64_t element)
+{
+    return attune__round_up64(rows * split * columns * element, 256);
+}
 /* Keys in a step: the block of the mask, or block_n without a block mask. */
 uint32_t attune__decode_step(const attune__shape *shape, uint32_t block_n);
 

@@ -121,7 +121,7 @@ static attune_status prepare(run *r, bool decode)
     a->score_mod = base + r->place + sizeof *a;
     if (a->splits > 1) {
         a->partials = base;
-        a->partials_ml = base + attune__round_up64(rows * a->splits * (uint64_t)call->v.size[3] * sizeof(float), 256);
+        a->partials_ml = base + attune__split_ml(rows, a->splits, (uint64_t)call->v.size[3], sizeof(float));
         const uint64_t groups = rows * (uint64_t)call->v.size[3] / 4;
         r->combine = (groups + ATTUNE_VULKAN_COMBINE_COLUMNS - 1) / ATTUNE_VULKAN_COMBINE_COLUMNS;
     }

@@ -2,7 +2,7 @@
 /* The rules one by one: families, decode, masks, workspace, limits, profiles. */
 #include "plan/plan_test.h"
 
-#include "plan/family_cpu.h"
+#include "plan/layout_cpu.h"
 #include "plan/family_cuda.h"
 #include "plan/layout.h"
 #include "support/random_expr.h"
@@ -322,10 +322,14 @@ Test(choose, whole_blocks_leave_the_tile_as_it_is)
 Test(choose, cpu_scratch_and_workspace)
 {
     /* q, k, v, s, o: 128 x 128 floats each; three rows of state; a row of bytes */
-    cr_assert_eq(attune__cpu_scratch_size(128, 128, 128, 128, ATTUNE_F32), 5 * 65536 + 3 * 512 + 128);
-    cr_assert_eq(attune__cpu_scratch_size(1, 16, 8, 24, ATTUNE_F64), 8 * (3 * 256 + 2 * 512 + 48) + 64);
-    cr_assert_eq(attune__cpu_scratch_size(16, 16, 16, 16, ATTUNE_BF16),
-                 attune__cpu_scratch_size(16, 16, 16, 16, ATTUNE_F32));
+    const attune__shape square = {.q_dtype = ATTUNE_F32, .head_dim = 128, .head_dim_v = 128};
+    cr_assert_eq(attune__cpu_layout_make(&square, 128, 128).tile_bytes, 5 * 65536 + 3 * 512 + 128);
+    const attune__shape odd = {.q_dtype = ATTUNE_F64, .head_dim = 8, .head_dim_v = 24};
+    cr_assert_eq(attune__cpu_layout_make(&odd, 1, 16).tile_bytes, 8 * (3 * 256 + 2 * 512 + 48) + 64);
+    attune__shape small = {.q_dtype = ATTUNE_BF16, .head_dim = 16, .head_dim_v = 16};
+    const uint64_t bf16 = attune__cpu_layout_make(&small, 16, 16).tile_bytes;
+    small.q_dtype = ATTUNE_F32;
+    cr_assert_eq(attune__cpu_layout_make(&small, 16, 16).tile_bytes, bf16);
     attune_problem p = problem_of(ATTUNE_F32, 128, 1024, 1024);
     attune_limits cpu = device("cpu");
     attune__shape s;
@@ -333,20 +337,22 @@ Test(choose, cpu_scratch_and_workspace)
     cr_assert_eq(attune__shape_from_problem(&p, &s), ATTUNE_OK);
     s.expr_scratch = 1000;
     cr_assert_eq(attune__plan_choose(&cpu, &s, NULL, &d), ATTUNE_OK);
-    uint64_t one = attune__cpu_thread_size(&s, d.choice.block_m, d.choice.block_n);
+    uint64_t one = attune__cpu_layout_make(&s, d.choice.block_m, d.choice.block_n).bytes;
     cr_assert_eq(d.choice.short_q_len, 8);
     const attune__shape few = attune__shape_of_short(&s, &d);
     const uint64_t parts = attune__split_size(&few, d.short_choice.split_kv, 4);
-    const uint64_t other = parts + 8 * attune__cpu_thread_size(&s, d.short_choice.block_m, d.short_choice.block_n);
+    const uint64_t other =
+        parts + 8 * attune__cpu_layout_make(&s, d.short_choice.block_m, d.short_choice.block_n).bytes;
     cr_assert_eq(d.choice.workspace, (8 * one > other ? 8 * one : other) + 256, "256: for the alignment");
     cr_assert_eq(one % 256, 0);
-    cr_assert_geq(one, attune__cpu_scratch_size(d.choice.block_m, d.choice.block_n, 128, 128, ATTUNE_F32) + 1024);
+    cr_assert_geq(one, attune__cpu_layout_make(&s, d.choice.block_m, d.choice.block_n).tile_bytes + 1024);
     /* decode: the parts come first */
     s.q_len = 1;
     cr_assert_eq(attune__plan_choose(&cpu, &s, NULL, &d), ATTUNE_OK);
     cr_assert(d.choice.decode && d.choice.split_kv > 1);
     cr_assert_eq(d.choice.workspace, attune__split_size(&s, d.choice.split_kv, 4) +
-                                         8 * attune__cpu_thread_size(&s, d.choice.block_m, d.choice.block_n) + 256);
+                                         8 * attune__cpu_layout_make(&s, d.choice.block_m, d.choice.block_n).bytes +
+                                         256);
     cr_assert_eq(attune__split_size(&s, 1, 4), 0);
     /* Cache is no limit: the smallest tile does. A forced one is granted. */
     cpu.shared_memory = 1024;

@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: MIT */
+#include "plan/layout_cpu.h"
+
+#include "base/round.h"
+
+/* The most partial results of a call over a cache: a part is a tile of rows. */
+#define PARTS_BYTES UINT64_C(0x800000)
+/* The most bits that a thread keeps. */
+#define KEPT_BYTES UINT64_C(0x80000)
+
+/* Adds an array of a list to a layout. */
+enum { SIZE_void = 1, SIZE_uint8_t = 1, SIZE_uint16_t = 2, SIZE_uint32_t = 4 };
+#define SIZE_REAL real
+#define ARRAY(type, name, rows, columns)                                                                               \
+    l.name = bytes;                                                                                                    \
+    bytes += attune__round_up64((rows) * (columns)*SIZE_##type, ATTUNE__CPU_ALIGNMENT);
+
+static uint64_t real_bytes(const attune__shape *shape)
+{
+    return attune_dtype_size(attune__shape_real(shape));
+}
+
+static attune__cpu_sizes sizes_of(const attune__shape *shape, uint32_t block_m, uint32_t block_n)
+{
+    const uint64_t n = attune__cpu_pad(block_n);
+    return (attune__cpu_sizes){
+        .m = attune__cpu_pad(block_m),
+        .n = n,
+        .d = attune__cpu_pad(shape->head_dim),
+        .dv = attune__cpu_pad(shape->head_dim_v),
+        .rows = block_m,
+        .words = n / ATTUNE__PANEL,
+        .widest = shape->head_dim > shape->head_dim_v ? shape->head_dim : shape->head_dim_v,
+        .expr = shape->expr_scratch,
+        .bounds = shape->bounds_scratch,
+        .cache = shape->tokens != 0,
+    };
+}
+
+attune__cpu_layout attune__cpu_layout_make(const attune__shape *shape, uint32_t block_m, uint32_t block_n)
+{
+    attune__cpu_sizes z = sizes_of(shape, block_m, block_n);
+    const uint64_t real = real_bytes(shape);
+    attune__cpu_layout l;
+    uint64_t bytes = 0;
+    z.kept = attune__cpu_kept_tiles(shape, block_m, block_n);
+    ATTUNE__CPU_TILE(ARRAY)
+    l.tile_bytes = bytes;
+    ATTUNE__CPU_THREAD(ARRAY)
+    l.bytes = attune__round_up64(bytes, 256);
+    return l;
+}
+
+attune__cpu_backward_layout attune__cpu_backward_layout_make(const attune__shape *shape, uint32_t block_m,
+                                                             uint32_t block_n)
+{
+    const attune__cpu_sizes z = sizes_of(shape, block_m, block_n);
+    const uint64_t real = real_bytes(shape);
+    attune__cpu_backward_layout l;
+    uint64_t bytes = 0;
+    ATTUNE__CPU_BACKWARD_TILE(ARRAY)
+    l.tile_bytes = bytes;
+    ATTUNE__CPU_BACKWARD_THREAD(ARRAY)
+    l.bytes = attune__round_up64(bytes, 256);
+    return l;
+}
+
+uint64_t attune__cpu_backward_thread_size(const attune__shape *shape, uint32_t block_m1, uint32_t block_n1,
+                                          uint32_t block_m2, uint32_t block_n2)
+{
+    const uint64_t one = attune__cpu_backward_layout_make(shape, block_m1, block_n1).bytes;
+    const uint64_t two = attune__cpu_backward_layout_make(shape, block_m2, block_n2).bytes;
+    return one > two ? one : two;
+}
+
+attune__cpu_part_layout attune__cpu_part_layout_make(const attune__shape *shape, uint32_t block_m)
+{
+    const attune__cpu_sizes z = sizes_of(shape, block_m, 0);
+    const uint64_t real = real_bytes(shape);
+    attune__cpu_part_layout l;
+    uint64_t bytes = 0;
+    ATTUNE__CPU_PART(ARRAY)
+    l.bytes = bytes;
+    return l;
+}
+
+uint32_t attune__cpu_kept_tiles(const attune__shape *shape, uint32_t block_m, uint32_t block_n)
+{
+    if (!shape->block_mask || shape->expr.mask.reads_head || shape->heads < 2 || shape->tokens)
+        return 0;
+    const attune__cpu_sizes z = sizes_of(shape, block_m, block_n);
+    const uint64_t one = attune__round_up64(z.rows * z.words * sizeof(uint16_t), ATTUNE__CPU_ALIGNMENT) +
+                         attune__round_up64(z.n * sizeof(uint16_t), ATTUNE__CPU_ALIGNMENT);
+    const uint64_t most = KEPT_BYTES / one, tiles = ((uint64_t)shape->kv_len + block_n - 1) / block_n;
+    return (uint32_t)(tiles < most ? tiles : most);
+}
+
+uint64_t attune__cpu_schedule_size(const attune__shape *shape)
+{
+    return shape->tokens ? attune__round_up64(64 + ((uint64_t)shape->batch + 1) * 32, 256) : 0;
+}
+
+uint32_t attune__cpu_split_keys(const attune__shape *shape)
+{
+    return shape->split_keys ? shape->split_keys : 1024;
+}
+
+uint64_t attune__cpu_parts(const attune__shape *shape, uint32_t block_m, uint32_t threads)
+{
+    const uint64_t keys = attune__cpu_split_keys(shape), splits = ((uint64_t)shape->kv_len + keys - 1) / keys;
+    if (!shape->tokens || threads < 2 || splits < 2)
+        return 0;
+    const uint64_t most = PARTS_BYTES / attune__cpu_part_layout_make(shape, block_m).bytes,
+                   rows = (uint64_t)(shape->tokens * shape->heads);
+    return rows < most / splits ? rows * splits : most;
+}
+
+attune__cpu_workspace attune__cpu_workspace_make(const attune__shape *shape, uint32_t block_m, uint32_t split,
+                                                 uint32_t units)
+{
+    attune__cpu_workspace w = {.partials = attune__cpu_schedule_size(shape)};
+    w.threads = w.partials + attune__split_size(shape, split, (uint32_t)real_bytes(shape)) +
+                attune__cpu_parts(shape, block_m, units) * attune__cpu_part_layout_make(shape, block_m).bytes;
+    return w;
+}
+
+attune__cpu_backward_workspace attune__cpu_backward_workspace_make(const attune__shape *shape, uint64_t rows,
+                                                                   uint64_t elements)
+{
+    attune__cpu_backward_workspace w = {.sums = attune__round_up64(rows * real_bytes(shape), 256)};
+    w.threads = w.sums + attune__round_up64(elements * ATTUNE__CPU_GRADIENT_SLOTS * sizeof(double), 64);
+    return w;
+}
