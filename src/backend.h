@@ -20,6 +20,7 @@
 #include "cache/pack.h"
 #include "expr/gradient.h"
 #include "mask/mask.h"
+#include "plan/partition.h"
 #include "plan/plan.h"
 
 /* The parts of an instance that a backend may use. */
@@ -175,6 +176,25 @@ static inline uint32_t attune__key_type(attune_dtype dtype)
 static inline int64_t attune__forward_rows(const attune__forward *call)
 {
     return call->serving && call->q.size[2] < call->q_len ? call->q.size[2] : call->q_len;
+}
+
+/* The tiles of queries of a call; of backward those of dQ. `units` is that of attune__partition_desc. */
+static inline attune__partition attune__forward_partition(const attune__forward *call, const attune_plan_choice *choice,
+                                                          bool decode, uint32_t units)
+{
+    const attune_mask *mask = call->mask;
+    return attune__partition_make(&(attune__partition_desc){
+        .batch = call->batch,
+        .heads = call->heads,
+        .kv_heads = call->kv_heads,
+        .q_len = attune__forward_rows(call),
+        .block_m = choice->direction == ATTUNE_BACKWARD ? choice->block_m2 : choice->block_m,
+        .split_kv = choice->split_kv,
+        .decode = decode || call->serving, /* a tile has the rows of a group of heads */
+        .mask_q_block = mask ? mask->q_block : 0,
+        .one_list = !mask || mask->stored_heads == 1,
+        .units = units,
+    });
 }
 
 /* New rows of a cache. */

@@ -114,14 +114,9 @@ static void set_tile(attune__cpu_backward_run *run, uint32_t block_m, uint32_t b
 
 static void divide_rows(attune__cpu_backward_run *run)
 {
-    const attune__forward *call = &run->call->forward;
-    attune__cpu_run *base = &run->base;
-    set_tile(run, base->program->choice.block_m2, base->program->choice.block_n2);
-    base->q_block = call->mask ? call->mask->q_block : (int64_t)base->block_m;
-    base->q_step = (int64_t)base->block_m < base->q_block ? base->block_m : (size_t)base->q_block;
-    const int64_t step = (int64_t)base->q_step, in_block = (base->q_block + step - 1) / step;
-    base->q_chunks = call->q_len / base->q_block * in_block + (call->q_len % base->q_block + step - 1) / step;
-    base->items = base->q_chunks * call->batch * call->heads;
+    const attune_plan_choice *choice = &run->base.program->choice;
+    set_tile(run, choice->block_m2, choice->block_n2);
+    attune__cpu_divide(&run->base, false);
 }
 
 static void divide_keys(attune__cpu_backward_run *run)

@@ -164,6 +164,9 @@ void attune__cpu_fold_f64(void *run, uint32_t thread);
 void attune__cpu_merge_f32(void *run, uint32_t thread);
 void attune__cpu_merge_f64(void *run, uint32_t thread);
 
+/* Divides the rows of Q of a run into items. */
+void attune__cpu_divide(attune__cpu_run *run, bool decode);
+
 /* The number of threads that a loop pays for (plan/partition.h), at most `most`. */
 uint32_t attune__cpu_threads(const attune__cpu_device *device, bool f64, double pairs, uint32_t flop, uint32_t weight,
                              uint64_t most);

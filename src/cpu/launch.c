@@ -6,7 +6,6 @@
 #include <time.h>
 
 #include "base/error.h"
-#include "plan/partition.h"
 
 double attune__cpu_now(void)
 {
@@ -15,21 +14,9 @@ double attune__cpu_now(void)
     return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
 }
 
-static void divide(attune__cpu_run *run, bool decode)
+void attune__cpu_divide(attune__cpu_run *run, bool decode)
 {
-    const attune__forward *call = run->call;
-    const attune_mask *mask = call->mask;
-    const attune__partition c = attune__partition_make(&(attune__partition_desc){
-        .batch = call->batch,
-        .heads = call->heads,
-        .kv_heads = call->kv_heads,
-        .q_len = call->q_len,
-        .block_m = (uint32_t)run->block_m,
-        .split_kv = run->program->choice.split_kv,
-        .decode = decode,
-        .mask_q_block = mask ? mask->q_block : 0,
-        .one_list = !mask || mask->stored_heads == 1,
-    });
+    const attune__partition c = attune__forward_partition(run->call, &run->program->choice, decode, 0);
     run->head_step = c.head_step;
     run->q_step = c.q_step;
     run->head_chunks = c.head_chunks;
@@ -90,7 +77,7 @@ static attune__cpu_run run_of(const attune__program *program, const attune__forw
         .block_n = mine->choice.block_n,
     };
     run.layout = attune__cpu_layout_make(&mine->shape, mine->choice.block_m, mine->choice.block_n);
-    divide(&run, decode || call->serving);
+    attune__cpu_divide(&run, decode);
     if (!call->serving)
         return run;
     run.split_keys = attune__cpu_split_keys(&mine->shape);

@@ -216,15 +216,8 @@ static attune_status add_passes(run *r)
     const double d = program->shape.head_dim, dv = program->shape.head_dim_v;
     const uint32_t all = (1u << 8) - 1; /* the ALIGNED flags */
     const bool aligned = program->aligned.handle && (r->arguments.flags & all) == all;
-    const attune__partition c = attune__partition_make(&(attune__partition_desc){
-        .batch = call->batch,
-        .heads = call->heads,
-        .kv_heads = call->kv_heads,
-        .q_len = call->q_len,
-        .block_m = choice->block_m2,
-        .mask_q_block = call->mask ? call->mask->q_block : 0,
-        .units = program->base.device->info.limits.compute_units,
-    });
+    const attune__partition c =
+        attune__forward_partition(call, choice, false, program->base.device->info.limits.compute_units);
     attune__opencl_arguments_partition(&c, &r->arguments);
     const uint64_t key_tiles = (uint64_t)((call->kv_len + choice->block_n1 - 1) / choice->block_n1);
     const double queries = (double)rows / (double)(call->k.size[0] * call->kv_heads);

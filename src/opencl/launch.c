@@ -37,20 +37,7 @@ uint64_t attune__opencl_launch_most(const attune__opencl_device *device, uint64_
 
 static attune__partition partition_of(const attune__opencl_program *program, const attune__forward *call, bool decode)
 {
-    const attune_mask *mask = call->mask;
-    const attune_plan_choice *choice = &program->choice;
-    return attune__partition_make(&(attune__partition_desc){
-        .batch = call->batch,
-        .heads = call->heads,
-        .kv_heads = call->kv_heads,
-        .q_len = attune__forward_rows(call),
-        .block_m = choice->block_m,
-        .split_kv = choice->split_kv,
-        .decode = decode || call->serving, /* a tile has the rows of a group of heads */
-        .mask_q_block = mask ? mask->q_block : 0,
-        .one_list = !mask || mask->stored_heads == 1,
-        .units = attune__opencl_of(program->base.device)->base.info.limits.compute_units,
-    });
+    return attune__forward_partition(call, &program->choice, decode, program->base.device->info.limits.compute_units);
 }
 
 static void divide(run *r, bool decode)

@@ -8,7 +8,6 @@
 
 #include "base/error.h"
 #include "base/round.h"
-#include "plan/partition.h"
 #include "vulkan/launch.h"
 #include "vulkan/mods.h"
 
@@ -25,27 +24,9 @@ typedef struct run {
     double tile_flops;
 } run;
 
-attune__partition attune__vulkan_partition(const attune__vulkan_program *program, const attune__forward *call,
-                                           bool decode)
-{
-    const attune_mask *mask = call->mask;
-    const attune_plan_choice *choice = &program->choice;
-    return attune__partition_make(&(attune__partition_desc){
-        .batch = call->batch,
-        .heads = call->heads,
-        .kv_heads = call->kv_heads,
-        .q_len = attune__forward_rows(call),
-        .block_m = choice->block_m,
-        .split_kv = choice->split_kv,
-        .decode = decode || call->serving, /* a tile has the rows of a group of heads */
-        .mask_q_block = mask ? mask->q_block : 0,
-        .one_list = !mask || mask->stored_heads == 1,
-    });
-}
-
 static void divide(run *r, bool decode)
 {
-    const attune__partition c = attune__vulkan_partition(r->program, r->call, decode);
+    const attune__partition c = attune__forward_partition(r->call, &r->program->choice, decode, 0);
     attune__vulkan_arguments_partition(&c, &r->arguments);
     r->tiles = (uint64_t)c.items;
     r->tile_flops = 2.0 * r->program->choice.block_m * (double)r->call->kv_len / r->arguments.splits *

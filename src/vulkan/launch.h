@@ -139,10 +139,6 @@ static inline bool attune__vulkan_has_parts(const attune__shaders_parts *parts, 
     return parts->slots && keys > 2 * ATTUNE__SHADERS_PART_KEYS;
 }
 
-/* The tiles of a call of forward or decode. */
-attune__partition attune__vulkan_partition(const attune__vulkan_program *program, const attune__forward *call,
-                                           bool decode);
-
 /* The bound of a submission: half a second at 4 GFLOP/s of each compute unit, which phones reach, or at 40 of a
  * card's. */
 double attune__vulkan_submission_flops(const attune__vulkan_device *device);

@@ -51,7 +51,7 @@ attune_status attune__vulkan_schedule(const attune__program *program, attune_que
     const uint64_t address = attune__vulkan_address(s->schedule, s->schedule_offset) + mine->parts.schedule;
     attune_vulkan_arguments a = {0};
     attune_vulkan_serving serving;
-    const attune__partition c = attune__vulkan_partition(mine, call, false);
+    const attune__partition c = attune__forward_partition(call, &mine->choice, false, 0);
     attune__vulkan_arguments_describe(call, 16, mine->choice.block_n, 0, &a);
     attune__vulkan_arguments_partition(&c, &a);
     a.serving = address + sizeof a;
