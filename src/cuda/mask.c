@@ -25,14 +25,6 @@ static size_t append(layout *l, const void *data, size_t size)
     return at;
 }
 
-static size_t array_size(const attune_array *array)
-{
-    size_t count = attune_dtype_size(array->dtype);
-    for (uint32_t d = 0; d < array->rank; d++)
-        count *= (size_t)array->size[d];
-    return count;
-}
-
 /* ---------------------------------------------------------------------------------------------------------------
  * runs
  */
@@ -148,7 +140,8 @@ static void lay_out(layout *l, const attune_mask *mask, const all_runs *runs, at
     }
     for (uint32_t i = 0; mask->expr && i < mask->expr->symbol_count; i++) {
         if (mask->expr->symbols[i].kind == ATTUNE_SYMBOL_CAPTURE)
-            made->captures[i] = made->memory + append(l, mask->captures[i].data, array_size(&mask->captures[i]));
+            made->captures[i] =
+                made->memory + append(l, mask->captures[i].data, (size_t)attune__array_bytes(&mask->captures[i]));
         if (runs->of[i])
             made->runs[i] = made->memory + append(l, runs->of[i], runs->size[i]);
     }

@@ -9,6 +9,7 @@
  *     combine.c  and, or, not                                          classify.c classes of regions
  *     store.c    storage, transposes                                   draw.c     statistics, text, pixels
  *     rects.h    rectangles of blocks                                  work.c     work units, progress, limits
+ *     upload.c   as the kernels of shaders/ read them
  */
 #ifndef ATTUNE_MASK_MASK_H
 #define ATTUNE_MASK_MASK_H
@@ -135,6 +136,15 @@ void attune__mask_draw_text(const attune_mask *mask, int64_t b, int64_t h, uint3
                             char *buffer, size_t size, size_t *needed);
 void attune__mask_draw_pixels(const attune_mask *mask, int64_t b, int64_t h, uint8_t *pixels, uint32_t *width,
                               uint32_t *height);
+
+/* Bytes of the elements of a contiguous array. */
+static inline uint64_t attune__array_bytes(const attune_array *of)
+{
+    uint64_t bytes = attune_dtype_size(of->dtype);
+    for (uint32_t i = 0; i < of->rank; i++)
+        bytes *= (uint64_t)of->size[i];
+    return bytes;
+}
 
 /* The variables for evaluating the mask's expression in row q of batch b and head h. */
 static inline attune__row attune__mask_row(const attune_mask *mask, int64_t b, int64_t h, int64_t q)

@@ -143,18 +143,7 @@ static void list_sums(run *r, uint64_t offset)
             continue;
         r->sums_to[r->sum_count] = out->buffer;
         attune_opencl_sums *s = &r->sums[r->sum_count++];
-        *s = (attune_opencl_sums){
-            .sums = workspace_at(r, offset),
-            .to = (int64_t)(attune__opencl_buffer_of(out->buffer)->offset + out->offset),
-            .size = {1, 1, 1, 1},
-            .count = 1,
-        };
-        for (uint32_t d = 0; d < out->rank; d++) {
-            const uint32_t to = ATTUNE_MAX_RANK - out->rank + d;
-            s->size[to] = (uint32_t)out->size[d];
-            s->stride[to] = out->size[d] > 1 ? out->stride[d] * (int64_t)sizeof(float) : 0;
-            s->count *= s->size[to];
-        }
+        *s = attune__opencl_sums_describe(out, workspace_at(r, offset));
         r->sums_at[i] = s->sums;
         offset += s->count * ATTUNE__SHADERS_SUM;
     }

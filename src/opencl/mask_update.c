@@ -7,7 +7,7 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
-#include "base/round.h"
+#include "mask/upload.h"
 #include "shaders/opencl/mask_lists.h"
 
 /* Counted as launched workgroups, in 32 bits. */
@@ -15,21 +15,11 @@
 /* The time of a load, as operations: strided elements may each be a line of the cache. */
 #define FLOPS_OF_LOAD 64.0
 
-/* The offsets of the parts, and the size; the words of blocks are at offset 0. */
-typedef struct layout {
-    uint64_t rows, entries, columns, column_entries, table, size;
-} layout;
-
-static layout layout_of(uint64_t planes, uint64_t q_blocks, uint64_t kv_blocks)
+/* The words of blocks are at offset 0, the lists after them, and the expression's table at their end. */
+static attune__upload_lists layout_of(uint64_t planes, uint64_t q_blocks, uint64_t kv_blocks)
 {
-    const uint64_t entries = planes * q_blocks * kv_blocks * sizeof(uint32_t);
-    layout l = {.rows = attune__round_up64(entries, 16)};
-    l.entries = l.rows + planes * q_blocks * sizeof(attune_opencl_mask_row);
-    l.columns = attune__round_up64(l.entries + entries, 16);
-    l.column_entries = l.columns + planes * kv_blocks * sizeof(attune_opencl_mask_row);
-    l.table = attune__round_up64(l.column_entries + entries, 16);
-    l.size = l.table + sizeof(attune_opencl_table);
-    return l;
+    const uint64_t blocks = planes * q_blocks * kv_blocks;
+    return attune__upload_lists_make(blocks * sizeof(uint32_t), planes * q_blocks, planes * kv_blocks, blocks);
 }
 
 static int32_t set_arguments(const attune__opencl_device *device, const attune__opencl_kernel *kernel,
@@ -72,8 +62,8 @@ attune_status attune__opencl_mask_create_tensor(attune_device *device, const att
         return attune__fail(ATTUNE_UNSUPPORTED,
                             "the mask has %lld x %lld blocks, %s takes at most 2^30: make the blocks larger",
                             (long long)blocks, (long long)mask->kv_blocks, device->info.id);
-    const layout l = layout_of((uint64_t)(mask->stored_batch * mask->stored_heads), (uint64_t)mask->q_blocks,
-                               (uint64_t)mask->kv_blocks);
+    const attune__upload_lists l = layout_of((uint64_t)(mask->stored_batch * mask->stored_heads),
+                                             (uint64_t)mask->q_blocks, (uint64_t)mask->kv_blocks);
     attune__opencl_mask *made = attune__alloc(&device->host.allocator, 1, sizeof *made);
     if (!made)
         return ATTUNE_OUT_OF_HOST_MEMORY;
@@ -82,10 +72,10 @@ attune_status attune__opencl_mask_create_tensor(attune_device *device, const att
     made->most_kv_blocks = (uint64_t)mask->kv_blocks;
     made->rows = (int64_t)l.rows;
     made->columns = (int64_t)l.columns;
-    made->table = (int64_t)l.table;
+    made->table = (int64_t)l.end;
     attune_status status = build(attune__opencl_of(device), made);
     if (status == ATTUNE_OK)
-        status = attune__opencl_buffer_create(device, l.size, &made->buffer);
+        status = attune__opencl_buffer_create(device, l.end + sizeof(attune_opencl_table), &made->buffer);
     if (status == ATTUNE_OK)
         *device_mask = &made->base;
     else
@@ -93,35 +83,23 @@ attune_status attune__opencl_mask_create_tensor(attune_device *device, const att
     return status;
 }
 
+#define LISTS attune_opencl_mask_lists
+#include "arguments/lists_tmpl.h"
+
 static attune_opencl_mask_lists describe(const attune_mask *mask, const attune__opencl_mask *made,
                                          const attune_tensor *tensor)
 {
-    const int64_t element = (int64_t)attune_dtype_size(tensor->dtype);
     /* Offsets are those of the longest lengths. */
-    const layout l =
+    const attune__upload_lists l =
         layout_of((uint64_t)(mask->stored_batch * mask->stored_heads), made->most_q_blocks, made->most_kv_blocks);
-    return (attune_opencl_mask_lists){
-        .offset = (int64_t)(attune__opencl_buffer_of(tensor->buffer)->offset + tensor->offset),
-        .stride_b = tensor->stride[0] * element,
-        .stride_h = tensor->stride[1] * element,
-        .stride_q = tensor->stride[2] * element,
-        .stride_kv = tensor->stride[3] * element,
-        .classes = 0,
-        .rows = (int64_t)l.rows,
-        .entries = (int64_t)l.entries,
-        .columns = (int64_t)l.columns,
-        .column_entries = (int64_t)l.column_entries,
-        .heads = (uint32_t)mask->stored_heads,
-        .q_len = (uint32_t)mask->q_len,
-        .kv_len = (uint32_t)mask->kv_len,
-        .q_block = mask->q_block,
-        .kv_block = mask->kv_block,
-        .q_blocks = (uint32_t)mask->q_blocks,
-        .kv_blocks = (uint32_t)mask->kv_blocks,
-        .element = (uint32_t)element,
-        .forbidden = attune__mask_forbidden(tensor->dtype),
-        .row_count = (uint32_t)(mask->stored_batch * mask->stored_heads * mask->q_blocks),
-    };
+    attune_opencl_mask_lists a = describe_lists(mask, tensor);
+    a.offset = (int64_t)(attune__opencl_buffer_of(tensor->buffer)->offset + tensor->offset);
+    a.classes = 0;
+    a.rows = (int64_t)l.rows;
+    a.entries = (int64_t)l.entries;
+    a.columns = (int64_t)l.columns;
+    a.column_entries = (int64_t)l.column_entries;
+    return a;
 }
 
 /* The mask's expression reads the tensor in place. */
@@ -132,14 +110,8 @@ static attune_opencl_table table_of(const attune_mask *mask, int64_t offset)
         .q_len = mask->expr_q_len,
         .kv_len = mask->expr_kv_len,
         .group = mask->expr_heads / mask->expr_kv_heads,
-        .captures[0].offset = offset,
-        .captures[0].sums = -1,
     };
-    for (uint32_t d = 0; d < array->rank; d++) {
-        table.captures[0].size[d] = array->size[d] > INT32_MAX ? (uint32_t)INT32_MAX + 1 : (uint32_t)array->size[d];
-        table.captures[0].stride[d] =
-            array->size[d] > 1 ? array->stride[d] * (int64_t)attune_dtype_size(array->dtype) : 0;
-    }
+    table.captures[0] = attune__opencl_capture_of(array->dtype, array->rank, array->size, array->stride, offset);
     return table;
 }
 

@@ -99,29 +99,8 @@ static attune_opencl_merge_view describe(const attune_tensor *tensor)
     };
 }
 
-static attune_opencl_merge describe_call(const attune__merge *call)
-{
-    attune_opencl_merge a = {
-        .o = describe(&call->o),
-        .lse = describe(&call->lse),
-        .d_o = describe(&call->d_o),
-        .d_lse = describe(&call->d_lse),
-        .heads = (uint32_t)call->o.size[1],
-        .q_len = (uint32_t)call->o.size[2],
-        .columns = (uint32_t)call->o.size[3],
-        .part_count = call->part_count,
-        .weighted = call->parts[0].lse.buffer != NULL,
-        .strict = call->strict,
-        .partial = call->part,
-    };
-    for (uint32_t i = 0; i < call->part_count; i++) {
-        a.parts[i].o = describe(&call->parts[i].o);
-        a.parts[i].lse = describe(&call->parts[i].lse);
-        a.parts[i].d_o = describe(&call->parts[i].d_o);
-        a.parts[i].d_lse = describe(&call->parts[i].d_lse);
-    }
-    return a;
-}
+#define MERGE attune_opencl_merge
+#include "arguments/merge_tmpl.h"
 
 /* Under the merger's lock, in launches of bounded length. */
 static void launch_rows(const attune__opencl_kernel *kernel, const attune__merge *call, int64_t offset, uint64_t rows,

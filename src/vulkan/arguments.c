@@ -12,38 +12,19 @@ uint64_t attune__vulkan_tensor_address(const attune_tensor *tensor)
     return tensor->buffer ? attune__vulkan_address(tensor->buffer, tensor->offset) : 0;
 }
 
-attune_vulkan_tensor attune__vulkan_tensor_describe(const attune_tensor *tensor, uint64_t alignment, uint32_t flag,
-                                                    uint32_t *flags)
-{
-    attune_vulkan_tensor t = {.address = attune__vulkan_tensor_address(tensor)};
-    if (!tensor->buffer)
-        return t;
-    const int64_t bytes = (int64_t)attune_dtype_size(tensor->dtype);
-    if (attune__is_quantised(tensor->dtype))
-        alignment = 1;                                                 /* of codes, which are read at any address */
-    t.stride_b = tensor->size[0] == 1 ? 0 : tensor->stride[0] * bytes; /* a batch of one serves all */
-    t.stride_h = tensor->stride[1] * bytes;
-    t.stride_row = tensor->stride[2] * bytes;
-    if ((t.address | (uint64_t)t.stride_b | (uint64_t)t.stride_h | (uint64_t)t.stride_row) % alignment == 0)
-        *flags |= flag;
-    return t;
-}
+#define NAME(x)    attune__vulkan_##x
+#define TENSOR     attune_vulkan_tensor
+#define ARGUMENTS  attune_vulkan_arguments
+#define SUMS       attune_vulkan_sums
+#define PLACE      address
+#define PLACE_TYPE uint64_t
+#define place_of   attune__vulkan_tensor_address
+#include "arguments/call_tmpl.h"
 
-static void describe_mask(const attune__forward *call, attune_vulkan_arguments *a)
+/* Codes are read at any address. */
+static uint64_t alignment_of(const attune_tensor *keys)
 {
-    const attune_mask *mask = call->mask;
-    const attune__vulkan_mask *uploaded = (const attune__vulkan_mask *)call->device_mask;
-    const uint32_t heads = mask->stored_heads > 1, batch = mask->stored_batch > 1;
-    const uint32_t stored_heads = (uint32_t)mask->stored_heads;
-    a->kv_block = mask->kv_block;
-    a->inner_q_block = mask->q_block;
-    a->mask_rows = uploaded->rows;
-    a->mask_columns = uploaded->columns;
-    a->mask_mod = uploaded->mod;
-    a->mask_rows_h = heads * (uint32_t)mask->q_blocks;
-    a->mask_rows_b = batch * (uint32_t)mask->q_blocks * stored_heads;
-    a->mask_columns_h = heads * (uint32_t)mask->kv_blocks;
-    a->mask_columns_b = batch * (uint32_t)mask->kv_blocks * stored_heads;
+    return attune__is_quantised(keys->dtype) ? 1 : 16;
 }
 
 void attune__vulkan_arguments_describe(const attune__forward *call, uint64_t o_alignment, uint32_t kv_block,
@@ -51,35 +32,25 @@ void attune__vulkan_arguments_describe(const attune__forward *call, uint64_t o_a
 {
     attune_vulkan_arguments *a = arguments;
     a->q = attune__vulkan_tensor_describe(&call->q, 16, ATTUNE_VULKAN_ALIGNED_Q, &a->flags);
-    a->k = attune__vulkan_tensor_describe(&call->k, 16, ATTUNE_VULKAN_ALIGNED_K, &a->flags);
-    a->v = attune__vulkan_tensor_describe(&call->v, 16, ATTUNE_VULKAN_ALIGNED_V, &a->flags);
+    a->k = attune__vulkan_tensor_describe(&call->k, alignment_of(&call->k), ATTUNE_VULKAN_ALIGNED_K, &a->flags);
+    a->v = attune__vulkan_tensor_describe(&call->v, alignment_of(&call->v), ATTUNE_VULKAN_ALIGNED_V, &a->flags);
     a->o = attune__vulkan_tensor_describe(&call->o, o_alignment, ATTUNE_VULKAN_ALIGNED_O, &a->flags);
     a->lse = attune__vulkan_tensor_describe(&call->lse, 1, 0, &a->flags);
     a->row_max = attune__vulkan_tensor_describe(&call->row_max, 1, 0, &a->flags);
     a->sinks = attune__vulkan_tensor_address(&call->sinks);
     a->sinks_h = call->sinks.stride[0] * (int64_t)sizeof(float);
-    a->batch = (uint32_t)call->batch;
-    a->kv_batch = (uint32_t)call->k.size[0];
-    a->heads = (uint32_t)call->heads;
-    a->kv_heads = (uint32_t)call->kv_heads;
-    a->q_len = (uint32_t)call->q_len;
-    a->kv_len = (uint32_t)call->kv_len;
-    a->scale = (float)call->scale;
-    a->kv_block = kv_block;
-    a->inner_q_block = inner_q_block;
-    if (call->mask)
-        describe_mask(call, a);
+    describe_sizes(call, kv_block, inner_q_block, a);
+    if (call->mask) {
+        const attune__vulkan_mask *uploaded = (const attune__vulkan_mask *)call->device_mask;
+        a->mask_rows = uploaded->rows;
+        a->mask_columns = uploaded->columns;
+        a->mask_mod = uploaded->mod;
+    }
 }
 
 void attune__vulkan_arguments_partition(const attune__partition *partition, attune_vulkan_arguments *arguments)
 {
-    arguments->head_step = partition->head_step;
-    arguments->q_step = partition->q_step;
-    arguments->head_chunks = (uint32_t)partition->head_chunks;
-    arguments->q_block = partition->q_block;
-    arguments->in_block = partition->in_block;
-    arguments->q_chunks = (uint32_t)partition->q_chunks;
-    arguments->splits = partition->splits;
+    describe_tiles(partition, arguments);
 }
 
 /* The table of an expression, whose captures and parameters are by symbol. */
@@ -98,14 +69,9 @@ static void pack_table(const attune__vulkan_arguments_block *block, const attune
             continue;
         }
         const attune_tensor *tensor = &captures[i];
-        attune__mods_capture *capture = &table.captures[i];
-        capture->address = attune__vulkan_tensor_address(tensor);
-        capture->sums = block->sum_addresses ? block->sum_addresses[i] : 0;
-        capture->dtype = tensor->dtype;
-        for (uint32_t d = 0; d < tensor->rank; d++) {
-            capture->size[d] = tensor->size[d];
-            capture->stride[d] = tensor->stride[d];
-        }
+        table.captures[i] = attune__mods_capture_of(tensor->dtype, tensor->rank, tensor->size, tensor->stride,
+                                                    attune__vulkan_tensor_address(tensor));
+        table.captures[i].sums = block->sum_addresses ? block->sum_addresses[i] : 0;
     }
     attune__mods_table_pack(expr, &table, out);
 }

@@ -26,6 +26,9 @@ void attune__vulkan_arguments_describe(const attune__forward *call, uint64_t o_a
 /* The tiles of queries. */
 void attune__vulkan_arguments_partition(const attune__partition *partition, attune_vulkan_arguments *arguments);
 
+/* The gradient of a capture, whose exact sums are at an address. */
+attune_vulkan_sums attune__vulkan_sums_describe(const attune_tensor *out, uint64_t sums);
+
 /* serving.c: what a call over a cache has besides, for the block that will be at an address. */
 attune_vulkan_array attune__vulkan_array_describe(const attune_tensor *tensor, uint64_t absent);
 void attune__vulkan_serving_describe(const attune__forward *call, uint64_t address, attune_vulkan_serving *serving);

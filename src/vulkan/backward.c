@@ -111,18 +111,7 @@ static void list_sums(run *r)
         if (score->symbols[i].kind != ATTUNE_SYMBOL_CAPTURE || !out->buffer)
             continue;
         attune_vulkan_sums *s = &r->sums[r->sum_count++];
-        *s = (attune_vulkan_sums){
-            .sums = base + r->place.sums + r->sums_size,
-            .to = attune__vulkan_tensor_address(out),
-            .size = {1, 1, 1, 1},
-            .count = 1,
-        };
-        for (uint32_t d = 0; d < out->rank; d++) {
-            const uint32_t to = ATTUNE_MAX_RANK - out->rank + d;
-            s->size[to] = (uint32_t)out->size[d];
-            s->stride[to] = out->size[d] > 1 ? out->stride[d] * (int64_t)sizeof(float) : 0;
-            s->count *= s->size[to];
-        }
+        *s = attune__vulkan_sums_describe(out, base + r->place.sums + r->sums_size);
         r->sum_at[i] = s->sums;
         r->sums_size += s->count * ATTUNE__SHADERS_SUM;
     }

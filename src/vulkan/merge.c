@@ -60,30 +60,8 @@ static attune_vulkan_merge_view describe(const attune_tensor *tensor)
     };
 }
 
-static attune_vulkan_merge describe_call(const attune__merge *call, bool backward)
-{
-    attune_vulkan_merge a = {
-        .o = describe(&call->o),
-        .lse = describe(&call->lse),
-        .d_o = describe(&call->d_o),
-        .d_lse = describe(&call->d_lse),
-        .heads = (uint32_t)call->o.size[1],
-        .q_len = (uint32_t)call->o.size[2],
-        .columns = (uint32_t)call->o.size[3],
-        .part_count = call->part_count,
-        .weighted = call->parts[0].lse.buffer != NULL,
-        .backward = backward,
-        .strict = call->strict,
-        .partial = call->part,
-    };
-    for (uint32_t i = 0; i < call->part_count; i++) {
-        a.parts[i].o = describe(&call->parts[i].o);
-        a.parts[i].lse = describe(&call->parts[i].lse);
-        a.parts[i].d_o = describe(&call->parts[i].d_o);
-        a.parts[i].d_lse = describe(&call->parts[i].d_lse);
-    }
-    return a;
-}
+#define MERGE attune_vulkan_merge
+#include "arguments/merge_tmpl.h"
 
 /* Wide tensors fit either. */
 static bool is_bf16(const attune__merge *call)
@@ -98,7 +76,8 @@ static attune_status launch(const attune__program *program, const attune__merge 
 {
     const merger *mine = (const merger *)program;
     attune__vulkan_device *device = attune__vulkan_of(program->device);
-    const attune_vulkan_merge a = describe_call(call, backward);
+    attune_vulkan_merge a = describe_call(call);
+    a.backward = backward;
     const uint64_t rows = (uint64_t)(call->o.size[0] * call->o.size[1] * call->o.size[2]);
     if (rows > UINT32_MAX)
         return attune__fail(ATTUNE_UNSUPPORTED, "the merge has %llu rows, device %s takes fewer than 2^32",

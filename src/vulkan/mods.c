@@ -39,6 +39,17 @@ static void pack_capture(const attune__mods_capture *capture, uint32_t rank, uin
     }
 }
 
+attune__mods_capture attune__mods_capture_of(attune_dtype dtype, uint32_t rank, const int64_t *size,
+                                             const int64_t *stride, uint64_t address)
+{
+    attune__mods_capture capture = {.address = address, .dtype = dtype};
+    for (uint32_t d = 0; d < rank; d++) {
+        capture.size[d] = size[d];
+        capture.stride[d] = stride[d];
+    }
+    return capture;
+}
+
 void attune__mods_table_pack(const attune_expr *expr, const attune__mods_table *values, void *out)
 {
     const int32_t head[] = {values->q_len, values->kv_len, values->group, values->b0, values->h0, values->q0};

@@ -29,6 +29,9 @@ typedef struct attune__mods_table {
     attune__mods_capture captures[ATTUNE_EXPR_MAX_SYMBOLS];
 } attune__mods_table;
 
+/* Its gradient is not requested. */
+attune__mods_capture attune__mods_capture_of(attune_dtype dtype, uint32_t rank, const int64_t *size,
+                                             const int64_t *stride, uint64_t address);
 /* Bytes, a multiple of 16. */
 size_t attune__mods_table_size(const attune_expr *expr);
 void attune__mods_table_pack(const attune_expr *expr, const attune__mods_table *values, void *out);

@@ -17,9 +17,10 @@ BELOW = {
     'cache': {'base'},
     'backend.h': {'base', 'expr', 'mask', 'plan', 'cache'},
     'cpu': {'base', 'expr', 'mask', 'plan', 'backend.h'},
-    'vulkan': {'base', 'expr', 'mask', 'plan', 'cache', 'backend.h', 'shaders'},
+    'arguments': {'backend.h'},  # what Vulkan and OpenCL describe alike
+    'vulkan': {'base', 'expr', 'mask', 'plan', 'cache', 'backend.h', 'arguments', 'shaders'},
     'cuda': {'base', 'expr', 'mask', 'plan', 'cache', 'backend.h', 'kernels'},
-    'opencl': {'base', 'expr', 'mask', 'plan', 'cache', 'backend.h', 'shaders'},
+    'opencl': {'base', 'expr', 'mask', 'plan', 'cache', 'backend.h', 'arguments', 'shaders'},
     'api': {'base', 'expr', 'mask', 'plan', 'cache', 'backend.h'},
     'distributed': {'base', 'expr', 'mask', 'plan', 'backend.h', 'api'},
 }

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The arguments of a call's kernels that Vulkan and OpenCL have alike: shaders/arguments.h and
+ * shaders/opencl/arguments.h, whose members have the same names. Included once by each backend, with
+ *
+ *     NAME(x)                    the backend's function x
+ *     TENSOR, ARGUMENTS, SUMS    its structs
+ *     PLACE                      the member of a tensor that says where it is, of type PLACE_TYPE
+ *     place_of                   the function that finds it
+ */
+#include "backend.h"
+
+/* Describes a tensor, and sets the flag if every group of elements in it begins at a multiple of `alignment`. */
+TENSOR NAME(tensor_describe)(const attune_tensor *tensor, uint64_t alignment, uint32_t flag, uint32_t *flags)
+{
+    TENSOR t = {0};
+    if (!tensor->buffer)
+        return t;
+    const int64_t bytes = (int64_t)attune_dtype_size(tensor->dtype);
+    t.PLACE = place_of(tensor);
+    t.stride_b = tensor->size[0] == 1 ? 0 : tensor->stride[0] * bytes; /* a batch of one serves all */
+    t.stride_h = tensor->stride[1] * bytes;
+    t.stride_row = tensor->stride[2] * bytes;
+    if (((uint64_t)t.PLACE | (uint64_t)t.stride_b | (uint64_t)t.stride_h | (uint64_t)t.stride_row) % alignment == 0)
+        *flags |= flag;
+    return t;
+}
+
+/* Lengths, and the blocks: without a mask of kv_block keys and inner_q_block queries. */
+static void describe_sizes(const attune__forward *call, uint32_t kv_block, uint32_t inner_q_block, ARGUMENTS *a)
+{
+    const attune_mask *mask = call->mask;
+    a->batch = (uint32_t)call->batch;
+    a->kv_batch = (uint32_t)call->k.size[0];
+    a->heads = (uint32_t)call->heads;
+    a->kv_heads = (uint32_t)call->kv_heads;
+    a->q_len = (uint32_t)call->q_len;
+    a->kv_len = (uint32_t)call->kv_len;
+    a->scale = (float)call->scale;
+    a->kv_block = kv_block;
+    a->inner_q_block = inner_q_block;
+    if (!mask)
+        return;
+    const uint32_t heads = mask->stored_heads > 1, batch = mask->stored_batch > 1;
+    const uint32_t stored_heads = (uint32_t)mask->stored_heads;
+    a->kv_block = mask->kv_block;
+    a->inner_q_block = mask->q_block;
+    a->mask_rows_h = heads * (uint32_t)mask->q_blocks;
+    a->mask_rows_b = batch * (uint32_t)mask->q_blocks * stored_heads;
+    a->mask_columns_h = heads * (uint32_t)mask->kv_blocks;
+    a->mask_columns_b = batch * (uint32_t)mask->kv_blocks * stored_heads;
+}
+
+/* The tiles of queries. */
+static void describe_tiles(const attune__partition *partition, ARGUMENTS *a)
+{
+    a->head_step = partition->head_step;
+    a->q_step = partition->q_step;
+    a->head_chunks = (uint32_t)partition->head_chunks;
+    a->q_block = partition->q_block;
+    a->in_block = partition->in_block;
+    a->q_chunks = (uint32_t)partition->q_chunks;
+    a->splits = partition->splits;
+}
+
+/* The gradient of a capture, whose exact sums are at `sums`. */
+SUMS NAME(sums_describe)(const attune_tensor *out, PLACE_TYPE sums)
+{
+    SUMS s = {.sums = sums, .to = place_of(out), .size = {1, 1, 1, 1}, .count = 1};
+    for (uint32_t d = 0; d < out->rank; d++) {
+        const uint32_t to = ATTUNE_MAX_RANK - out->rank + d;
+        s.size[to] = (uint32_t)out->size[d];
+        s.stride[to] = out->size[d] > 1 ? out->stride[d] * (int64_t)sizeof(float) : 0;
+        s.count *= s.size[to];
+    }
+    return s;
+}
