@@ -46,17 +46,16 @@ layout(local_size_x_id = ATTUNE_VULKAN_THREADS_ID) in;
 /* Groups that FETCH_ROWS does not cover, or that are not aligned, are loaded here. */
 #define STORE_ROWS(where, fetched, count, from, stride, row0, groups, dim, row_stride, flag, look)                     \
     {                                                                                                                  \
-        if (aligned)                                                                                                   \
-            [[unroll]] for (uint f = 0u; f < count; f++) {                                                             \
+        if (aligned) [[unroll]]                                                                                        \
+            for (uint f = 0u; f < count; f++) {                                                                        \
                 uint i = tid + f * THREADS, n = i / (groups), g = i % (groups);                                        \
                 if (look && is_non_finite(fetched[f]))                                                                 \
                     non_finite[flag] = step;                                                                           \
                 if (n < BLOCK_N)                                                                                       \
                     memory[(where) + n * (row_stride) + g] = fetched[f].low;                                           \
             }                                                                                                          \
-        if (!aligned || count * THREADS < BLOCK_N * (groups))                                                          \
-            [[dont_unroll]] for (uint i = tid + (aligned ? count * THREADS : 0u); i < BLOCK_N * (groups);              \
-                                 i += THREADS) {                                                                       \
+        if (!aligned || count * THREADS < BLOCK_N * (groups)) [[dont_unroll]]                                          \
+            for (uint i = tid + (aligned ? count * THREADS : 0u); i < BLOCK_N * (groups); i += THREADS) {              \
                 uint n = i / (groups), g = i % (groups);                                                               \
                 Group late = fetch(address_add(address_step(from, (row0) + n, stride), g * 16u), aligned,              \
                                    g < (dim) / 8u && (row0) + n < inner_len);                                          \
@@ -111,10 +110,10 @@ layout(local_size_x_id = ATTUNE_VULKAN_THREADS_ID) in;
 
 #define first_depth(depth) (SPLIT_DEPTH ? member * (depth) : 0u)
 
-/* to = A B^T, the columns of this subgroup, or with SPLIT_DEPTH its part of the sum */
+/* to = A B^T, the columns of this subgroup, or with SPLIT_DEPTH its share of the sum */
 #define MULTIPLY_OUTER(to, held, hold, a_at, b_at, depth, row_stride)                                                  \
-    if (hold)                                                                                                          \
-        [[unroll]] for (uint t = 0u; t < depth; t++)                                                                   \
+    if (hold) [[unroll]]                                                                                               \
+        for (uint t = 0u; t < depth; t++)                                                                              \
             [[unroll]] for (uint j = 0u; j < S_TILES; j++) {                                                           \
                 MATRIX_B b;                                                                                            \
                 coopMatLoad(b, memory,                                                                                 \
@@ -124,8 +123,8 @@ layout(local_size_x_id = ATTUNE_VULKAN_THREADS_ID) in;
                 [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)                                                       \
                     to[r * S_TILES + j] = coopMatMulAdd(held[r * (depth) + t], b, to[r * S_TILES + j]);                \
             }                                                                                                          \
-    else                                                                                                               \
-        [[dont_unroll]] for (uint t = 0u; t < depth; t++) {                                                            \
+    else [[dont_unroll]]                                                                                               \
+        for (uint t = 0u; t < depth; t++) {                                                                            \
             MATRIX_A a[ROW_TILES];                                                                                     \
             [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)                                                           \
                 coopMatLoad(a[r], memory,                                                                              \
@@ -146,8 +145,8 @@ layout(local_size_x_id = ATTUNE_VULKAN_THREADS_ID) in;
 /* to += W B, W = P or dS of the team's rows. The non-finite slow path skips weights of 0, since 0 times NaN or infinity
  * is NaN. */
 #define MULTIPLY_INNER(to, tiles, count, w_at, b_at, row_stride, flag)                                                 \
-    if (is_partial && non_finite[flag] == step)                                                                        \
-        [[dont_unroll]] for (uint i = 0u; i < count; i++) {                                                            \
+    if (is_partial && non_finite[flag] == step) [[dont_unroll]]                                                        \
+        for (uint i = 0u; i < count; i++) {                                                                            \
             MATRIX_F32 sum = MATRIX_F32(0.0);                                                                          \
             const uint column = (member * (tiles) + i % (tiles)) * MATRIX_N;                                           \
             [[dont_unroll]] for (uint n = 0u; n < BLOCK_N; n++)                                                        \
@@ -161,8 +160,8 @@ layout(local_size_x_id = ATTUNE_VULKAN_THREADS_ID) in;
                 if (t == i)                                                                                            \
                     to[t] = to[t] + sum;                                                                               \
         }                                                                                                              \
-    else                                                                                                               \
-        [[dont_unroll]] for (uint n = 0u; n < BLOCK_N / MATRIX_N; n++) {                                               \
+    else [[dont_unroll]]                                                                                               \
+        for (uint n = 0u; n < BLOCK_N / MATRIX_N; n++) {                                                               \
             MATRIX_A a[ROW_TILES];                                                                                     \
             [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)                                                           \
                 coopMatLoad(a[r], memory, (w_at) + (team_row + r * MATRIX_M) * P_STRIDE + n * (MATRIX_N / 8u),         \
@@ -301,10 +300,10 @@ void main()
 
         /* Each matrix is summed by one subgroup of the team, in one order. */
         if (SPLIT_DEPTH) {
-            const uint part = MATRIX_M * SUM_STRIDE, parts = 2u * S_COUNT * part;
+            const uint one = MATRIX_M * SUM_STRIDE, all = 2u * S_COUNT * one;
             [[unroll]] for (uint i = 0u; i < S_COUNT; i++) {
-                coopMatStore(s[i], memory, SUM_OFFSET + warp * parts + 2u * i * part, SUM_STRIDE, ROW_MAJOR);
-                coopMatStore(dp[i], memory, SUM_OFFSET + warp * parts + (2u * i + 1u) * part, SUM_STRIDE, ROW_MAJOR);
+                coopMatStore(s[i], memory, SUM_OFFSET + warp * all + 2u * i * one, SUM_STRIDE, ROW_MAJOR);
+                coopMatStore(dp[i], memory, SUM_OFFSET + warp * all + (2u * i + 1u) * one, SUM_STRIDE, ROW_MAJOR);
             }
             barrier();
             [[unroll]] for (uint i = 0u; i < S_COUNT; i++)
@@ -313,10 +312,9 @@ void main()
                     MATRIX_F32 sum2 = MATRIX_F32(0.0);
                     [[dont_unroll]] for (uint w = warp - member; w < warp - member + TEAM; w++) {
                         MATRIX_F32 other;
-                        coopMatLoad(other, memory, SUM_OFFSET + w * parts + 2u * i * part, SUM_STRIDE, ROW_MAJOR);
+                        coopMatLoad(other, memory, SUM_OFFSET + w * all + 2u * i * one, SUM_STRIDE, ROW_MAJOR);
                         sum = sum + other;
-                        coopMatLoad(other, memory, SUM_OFFSET + w * parts + (2u * i + 1u) * part, SUM_STRIDE,
-                                    ROW_MAJOR);
+                        coopMatLoad(other, memory, SUM_OFFSET + w * all + (2u * i + 1u) * one, SUM_STRIDE, ROW_MAJOR);
                         sum2 = sum2 + other;
                     }
                     s[i] = sum;
@@ -327,8 +325,8 @@ void main()
         /* 4: score and mask; 5: P, and dS with respect to scale q k */
 #ifndef KEYS
         float raw_of[S_COUNT * LENGTH], d_of[S_COUNT * LENGTH]; /* with CAPTURES; d = dS with respect to the result */
-        if (CAPTURES)
-            [[unroll]] for (uint n = 0u; n < S_COUNT * LENGTH; n++)
+        if (CAPTURES) [[unroll]]
+            for (uint n = 0u; n < S_COUNT * LENGTH; n++)
                 d_of[n] = 0.0;
 #endif
         [[unroll]] for (uint i = 0u; i < S_COUNT; i++) {
@@ -336,8 +334,8 @@ void main()
                 continue;
             const uint column0 = team_column + i % S_TILES * MATRIX_N;
             uint allowed = 0xffffffffu;
-            if (is_partial || row0 + BLOCK_N > inner_len)
-                [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
+            if (is_partial || row0 + BLOCK_N > inner_len) [[unroll]]
+                for (uint e = 0u; e < LENGTH; e++) {
                     uint inner_row = row0 + column0 + column_at(e, lane);
                     bool may = inner_row < inner_len;
                     if (is_partial) {
@@ -394,8 +392,8 @@ void main()
 
 #ifndef KEYS
         /* A loop, so that the expression's code exists once. */
-        if (CAPTURES)
-            [[dont_unroll]] for (uint n = 0u; n < S_COUNT * LENGTH; n++) {
+        if (CAPTURES) [[dont_unroll]]
+            for (uint n = 0u; n < S_COUNT * LENGTH; n++) {
                 uint i = n / LENGTH, e = n % LENGTH;
                 uint q = outer.row0 + team_row + i / S_TILES * MATRIX_M + row_at(row_of(e), lane);
                 uint kv = row0 + team_column + i % S_TILES * MATRIX_N + column_at(e, lane);

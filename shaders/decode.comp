@@ -228,7 +228,7 @@ vec4 q_of(const in uint r, const in uint c, const in uint half_group)
     return shared_q[(r * K_GROUPS * KEY_LANES + group_index(c)) * 2u + half_group];
 }
 
-/* 3: S = Q K^T, a lane's part of the sums */
+/* 3: S = Q K^T, a lane's share of the sums */
 void compute_s(const in Keys keys)
 {
     [[unroll]] for (uint i = 0u; i < PAIRS; i++)

@@ -6,7 +6,7 @@
  * shared memory.
  *
  * S = Q K^T is computed by a grid of TY x TX invocations, each with TM rows (ty + TY i) and TN groups of four columns
- * (4 (tx + TX g) + j); O likewise, with TO groups of four columns. Between the two, in stages 4 and 5, PARTS
+ * (4 (tx + TX g) + j); O likewise, with TO groups of four columns. Between the two, in stages 4 and 5, ROW_LANES
  * invocations share a row. In shared memory key 4 x + j is row BLOCK_N / 4 j + x, so that neighbouring invocations read
  * neighbouring rows.
  */
@@ -65,10 +65,10 @@ Group fetched[FETCH];          /* loads in flight */
 vec4 acc[ACC_SIZE], o[O_SIZE]; /* S and O of the grid's invocation */
 
 /* The row of this invocation in stages 4 and 5. */
-uint row, part, row_q, row_h;
+uint row, row_lane, row_q, row_h;
 bool has_row, has_scores;
-vec4 scores[PART];
-uvec2 allowed; /* bits of the scores' pairs: PART is at most 16 */
+vec4 scores[ROW_GROUPS];
+uvec2 allowed; /* bits of the scores' pairs: ROW_GROUPS is at most 16 */
 float m = LOWEST, l = 0.0;
 
 /*
@@ -79,8 +79,8 @@ uvec2 thread_coord(const in uint tid)
 {
     if (TX < 8u || TY < 4u)
         return uvec2(tid % TX, tid / TX);
-    uint group = tid / 32u, lane = tid % 32u, wide = TX / 8u;
-    return uvec2(group % wide * 8u + lane / 2u % 8u, group / wide * 4u + lane / 16u * 2u + lane % 2u);
+    uint group = tid / 32u, lane = tid % 32u, across = TX / 8u;
+    return uvec2(group % across * 8u + lane / 2u % 8u, group / across * 4u + lane / 16u * 2u + lane % 2u);
 }
 
 /*
@@ -205,8 +205,8 @@ void compute_s()
 /* S from the grid to the invocations of the rows. */
 void write_s()
 {
-    if (ty < BLOCK_M)
-        [[unroll]] for (uint i = 0u; i < TM; i++)
+    if (ty < BLOCK_M) [[unroll]]
+        for (uint i = 0u; i < TM; i++)
             [[unroll]] for (uint g = 0u; g < TN; g++)
                 s[(ty + TY * i) * S_STRIDE + tx + TX * g] = acc[i * TN + g] * factor;
 }
@@ -214,22 +214,22 @@ void write_s()
 /* 4: score and mask; a forbidden pair is LOWEST */
 void apply_mods(const in KeyTile tile)
 {
-    uint s_at = row * S_STRIDE + part;
-    [[unroll]] for (uint e = 0u; e < PART; e++)
-        scores[e] = has_scores ? s[s_at + e * PARTS] : vec4(0.0);
+    uint s_at = row * S_STRIDE + row_lane;
+    [[unroll]] for (uint e = 0u; e < ROW_GROUPS; e++)
+        scores[e] = has_scores ? s[s_at + e * ROW_LANES] : vec4(0.0);
     allowed = uvec2(0xffffffffu);
-    if (SCORE && has_row)
-        [[unroll]] for (uint e = 0u; e < PART; e++)
+    if (SCORE && has_row) [[unroll]]
+        for (uint e = 0u; e < ROW_GROUPS; e++)
             [[unroll]] for (uint j = 0u; j < 4u; j++) {
-                uint kv = tile.kv0 + 4u * (part + e * PARTS) + j;
+                uint kv = tile.kv0 + 4u * (row_lane + e * ROW_LANES) + j;
                 scores[e][j] = attune_score(scores[e][j], int(coord.b), int(row_h), POSITION + int(row_q), int(kv),
                                             args.score_mod SEQUENCE);
             }
     if (tile.masked) {
         /* A loop, so that the expression's code exists once. */
-        if (tile.is_partial)
-            [[dont_unroll]] for (uint e = 0u; e < 4u * PART; e++) {
-                uint kv = tile.kv0 + 4u * (part + e / 4u * PARTS) + e % 4u;
+        if (tile.is_partial) [[dont_unroll]]
+            for (uint e = 0u; e < 4u * ROW_GROUPS; e++) {
+                uint kv = tile.kv0 + 4u * (row_lane + e / 4u * ROW_LANES) + e % 4u;
                 bool may = !MASK || attune_mask(int(coord.b), int(row_h), POSITION + int(row_q), int(kv),
                                                 args.mask_mod SEQUENCE);
 #ifdef SERVING
@@ -238,9 +238,9 @@ void apply_mods(const in KeyTile tile)
                 uint bit = may ? 0u : 1u << e % 32u;
                 allowed &= ~(e < 32u ? uvec2(bit, 0u) : uvec2(0u, bit));
             }
-        [[unroll]] for (uint e = 0u; e < PART; e++)
+        [[unroll]] for (uint e = 0u; e < ROW_GROUPS; e++)
             [[unroll]] for (uint j = 0u; j < 4u; j++) {
-                uint kv = tile.kv0 + 4u * (part + e * PARTS) + j;
+                uint kv = tile.kv0 + 4u * (row_lane + e * ROW_LANES) + j;
 #ifdef SERVING
                 bool there = keys[kv - tile.kv0].x != NO_PAGE;
 #else
@@ -263,15 +263,15 @@ float largest_of_row(const in float value)
 {
     float most = value;
 #ifdef SUBGROUPS
-    [[unroll]] for (uint step = 1u; step < PARTS; step *= 2u)
+    [[unroll]] for (uint step = 1u; step < ROW_LANES; step *= 2u)
         most = max(most, subgroupShuffleXor(most, step));
 #else
-    if (PARTS > 1u) {
+    if (ROW_LANES > 1u) {
         if (has_scores)
-            reduce[part * BLOCK_M + row] = most;
+            reduce[row_lane * BLOCK_M + row] = most;
         barrier();
-        if (has_scores)
-            [[unroll]] for (uint i = 0u; i < PARTS; i++)
+        if (has_scores) [[unroll]]
+            for (uint i = 0u; i < ROW_LANES; i++)
                 most = max(most, reduce[i * BLOCK_M + row]);
     }
 #endif
@@ -282,17 +282,17 @@ float sum_of_row(const in float value)
 {
     float sum = value;
 #ifdef SUBGROUPS
-    [[unroll]] for (uint step = 1u; step < PARTS; step *= 2u)
+    [[unroll]] for (uint step = 1u; step < ROW_LANES; step *= 2u)
         sum += subgroupShuffleXor(sum, step);
 #else
-    if (PARTS > 1u) {
+    if (ROW_LANES > 1u) {
         barrier();
         if (has_scores)
-            reduce[part * BLOCK_M + row] = sum;
+            reduce[row_lane * BLOCK_M + row] = sum;
         barrier();
         if (has_scores) {
             sum = 0.0;
-            [[unroll]] for (uint i = 0u; i < PARTS; i++)
+            [[unroll]] for (uint i = 0u; i < ROW_LANES; i++)
                 sum += reduce[i * BLOCK_M + row];
         }
     }
@@ -303,18 +303,18 @@ float sum_of_row(const in float value)
 /* 5: online softmax; P and the rescale factors to shared memory */
 void online_softmax(const in bool masked)
 {
-    uint s_at = row * S_STRIDE + part;
+    uint s_at = row * S_STRIDE + row_lane;
     float most = LOWEST;
-    [[unroll]] for (uint e = 0u; e < PART; e++)
+    [[unroll]] for (uint e = 0u; e < ROW_GROUPS; e++)
         most = max(most, max(max(scores[e].x, scores[e].y), max(scores[e].z, scores[e].w)));
     most = largest_of_row(most);
     float next = max(m, most), alpha = exp2((m - next) * TO_LOG2);
     m = next;
     l *= alpha;
-    [[unroll]] for (uint e = 0u; e < PART; e++) {
+    [[unroll]] for (uint e = 0u; e < ROW_GROUPS; e++) {
         vec4 p = exp2((scores[e] - vec4(m)) * TO_LOG2);
-        if (masked)
-            [[unroll]] for (uint j = 0u; j < 4u; j++) {
+        if (masked) [[unroll]]
+            for (uint j = 0u; j < 4u; j++) {
                 bool may = (allowed[e / 8u] >> (e % 8u * 4u + j) & 1u) != 0u;
                 l += may ? p[j] : 0.0;
                 p[j] = uintBitsToFloat(may ? floatBitsToUint(p[j]) : FORBIDDEN);
@@ -322,16 +322,16 @@ void online_softmax(const in bool masked)
         else
             l += p.x + p.y + p.z + p.w;
         if (has_scores)
-            s[s_at + e * PARTS] = p;
+            s[s_at + e * ROW_LANES] = p;
     }
-    if (has_scores && part == 0u)
+    if (has_scores && row_lane == 0u)
         rows[row] = alpha;
 }
 
 void rescale_o()
 {
-    if (ty < BLOCK_M)
-        [[unroll]] for (uint i = 0u; i < TM; i++) {
+    if (ty < BLOCK_M) [[unroll]]
+        for (uint i = 0u; i < TM; i++) {
             float alpha = rows[ty + TY * i];
             [[unroll]] for (uint t = 0u; t < TO; t++)
                 o[i * TO + t] *= alpha;
@@ -381,7 +381,7 @@ void accumulate_o(const in uint n0, const in bool masked)
 void share_factor(const in float value, out float factors[TM])
 {
     barrier();
-    if (has_scores && part == 0u)
+    if (has_scores && row_lane == 0u)
         rows[row] = value;
     barrier();
     [[unroll]] for (uint i = 0u; i < TM; i++)
@@ -418,7 +418,7 @@ void end_parts()
     if (!has_sums)
         return;
     m = sum_m;
-    l = part == 0u ? sum_l : 0.0;
+    l = row_lane == 0u ? sum_l : 0.0;
     [[unroll]] for (uint i = 0u; i < SUM_SIZE; i++)
         o[i] = sum_o[i];
 }
@@ -430,7 +430,7 @@ void store_o()
     l = sum_of_row(l);
     barrier();
     begin_store();
-    if (has_row && part == 0u) {
+    if (has_row && row_lane == 0u) {
         float top = m;
         vec2 sink = split ? vec2(1.0, 0.0) : add_sink(args, row_h, top);
         precise float sum = l * sink.x + sink.y;
@@ -443,8 +443,8 @@ void store_o()
     /* Through shared memory, so that the code which narrows and stores exists once, not for each register. */
     [[unroll]] for (uint t = 0u; t < TO; t++) {
         barrier();
-        if (ty < BLOCK_M)
-            [[unroll]] for (uint i = 0u; i < TM; i++)
+        if (ty < BLOCK_M) [[unroll]]
+            for (uint i = 0u; i < TM; i++)
                 s[(ty + TY * i) * S_STRIDE + tx] = o[i * TO + t];
         barrier();
         [[dont_unroll]] for (uint i = tid; i < coord.rows * TX; i += THREADS) {
@@ -470,9 +470,9 @@ void begin()
     ty = thread.y;
     begin_tile();
     factor = (PRESCALE ? 1.0 : args.scale) * (SCORE ? 1.0 : LOG2E);
-    row = tid / PARTS;
-    part = tid % PARTS;
-    has_scores = tid < BLOCK_M * PARTS;
+    row = tid / ROW_LANES;
+    row_lane = tid % ROW_LANES;
+    has_scores = tid < BLOCK_M * ROW_LANES;
     has_row = has_scores && row < coord.rows;
     row_q = row_query(row);
     row_h = row_head(row);

@@ -5,7 +5,7 @@
  * so that only K and V are shared. The stages are numbered as in docs/algorithm.md.
  *
  * The fragment layout is the driver's and unknown. Where rows and columns matter, S and P pass through shared memory of
- * the subgroup: there lane `part * ROWS + row` has every PARTS-th group of four of a row.
+ * the subgroup: there lane `row_lane * ROWS + row` has every ROW_LANES-th group of four of a row.
  */
 #version 460
 #extension GL_GOOGLE_include_directive : require
@@ -60,16 +60,16 @@ const float RESCALE_THRESHOLD = SCORE ? 8.0 * LN2 : 8.0;
 /* Groups that FETCH does not cover, or that are not aligned, are loaded here. */
 #define STORE_ROWS(from, stride, kv, groups, dim, row_stride, look)                                                    \
     {                                                                                                                  \
-        if (aligned)                                                                                                   \
-            [[unroll]] for (uint f = 0u; f < FETCH; f++) {                                                             \
+        if (aligned) [[unroll]]                                                                                        \
+            for (uint f = 0u; f < FETCH; f++) {                                                                        \
                 uint i = tid + f * THREADS, n = i / (groups), g = i % (groups);                                        \
                 if (look && masked && is_non_finite(fetched[f]))                                                       \
                     non_finite[0] = 1u;                                                                                \
                 if (n < BLOCK_N)                                                                                       \
                     memory[n * (row_stride) + g] = fetched[f].low;                                                     \
             }                                                                                                          \
-        if (!aligned || FETCHED < BLOCK_N * (groups))                                                                  \
-            [[dont_unroll]] for (uint i = tid + (aligned ? FETCHED : 0u); i < BLOCK_N * (groups); i += THREADS) {      \
+        if (!aligned || FETCHED < BLOCK_N * (groups)) [[dont_unroll]]                                                  \
+            for (uint i = tid + (aligned ? FETCHED : 0u); i < BLOCK_N * (groups); i += THREADS) {                      \
                 uint n = i / (groups), g = i % (groups);                                                               \
                 Group late = fetch(address_add(address_step(from, (kv) + n, stride), g * 16u), aligned,                \
                                    g < (dim) / 8u && (kv) + n < kv_len);                                               \
@@ -103,7 +103,7 @@ bool is_forbidden(const in uint at, const in uint element)
 void main()
 {
     attune_vulkan_arguments args = attune_vulkan_arguments(push.arguments);
-    uint lane = gl_SubgroupInvocationID, warp = gl_SubgroupID, tid = warp * (ROWS * PARTS) + lane;
+    uint lane = gl_SubgroupInvocationID, warp = gl_SubgroupID, tid = warp * (ROWS * ROW_LANES) + lane;
     TileCoord coord = tile_coord_of(args, push.first + gl_WorkGroupID.x);
     uvec2 q_plane = plane(args.q, coord.b, coord.h0), k_plane = plane(args.k, coord.b, coord.kv_h),
           v_plane = plane(args.v, coord.b, coord.kv_h);
@@ -118,12 +118,12 @@ void main()
 
     /* The row of this invocation in stages 4 and 5. */
     uint s_base = WARPS_OFFSET + warp * WARP_SIZE, extra_base = s_base + EXTRA_OFFSET;
-    uint warp_row = lane % ROWS, part = lane / ROWS, row = warp * ROWS + warp_row;
+    uint warp_row = lane % ROWS, row_lane = lane / ROWS, row = warp * ROWS + warp_row;
     bool has_row = row < coord.rows;
     uint row_q = coord.q0 + query_of(row, coord.queries), row_h = coord.h0 + head_of(row, coord.queries);
     float m = LOWEST, row_max = LOWEST; /* the maximum that scores are relative to; the true one */
     float l = 0.0,
-          weight = 0.0; /* this lane's part of the sum, and of the sum of weights rounded to f16, which divides O */
+          weight = 0.0; /* this lane's share of the sum, and of the sum of weights rounded to f16, which divides O */
 
     Group fetched[FETCH];
     BlockIterator next = block_iterator_begin(args, coord);
@@ -142,8 +142,8 @@ void main()
     }
     barrier();
     MATRIX_A held[HELD_COUNT];
-    if (HOLD_Q)
-        [[unroll]] for (uint i = 0u; i < HELD_COUNT; i++)
+    if (HOLD_Q) [[unroll]]
+        for (uint i = 0u; i < HELD_COUNT; i++)
             coopMatLoad(held[i], memory,
                         Q_OFFSET + (warp * ROWS + i / Q_TILES * MATRIX_M) * K_STRIDE + i % Q_TILES * (MATRIX_K / 8u),
                         K_STRIDE, ROW_MAJOR);
@@ -191,37 +191,37 @@ void main()
         /* 4: score and mask; 5: online softmax */
         bool rescale;
         {
-            vec4 x[PART];
+            vec4 x[ROW_GROUPS];
             float most = LOWEST;
-            uint s_at = s_base + warp_row * S_STRIDE + part;
-            [[unroll]] for (uint e = 0u; e < PART; e++)
-                x[e] = uintBitsToFloat(memory[s_at + e * PARTS]) * factor;
-            uint allowed = 0xffffffffu; /* PART is at most 8 */
-            if (SCORE && has_row)
-                [[unroll]] for (uint e = 0u; e < PART; e++)
+            uint s_at = s_base + warp_row * S_STRIDE + row_lane;
+            [[unroll]] for (uint e = 0u; e < ROW_GROUPS; e++)
+                x[e] = uintBitsToFloat(memory[s_at + e * ROW_LANES]) * factor;
+            uint allowed = 0xffffffffu; /* ROW_GROUPS is at most 8 */
+            if (SCORE && has_row) [[unroll]]
+                for (uint e = 0u; e < ROW_GROUPS; e++)
                     [[unroll]] for (uint j = 0u; j < 4u; j++) {
-                        uint kv = kv0 + 4u * (part + e * PARTS) + j;
+                        uint kv = kv0 + 4u * (row_lane + e * ROW_LANES) + j;
                         x[e][j] = attune_score(x[e][j], int(coord.b), int(row_h), int(row_q), int(kv), args.score_mod);
                     }
             if (masked) {
                 /* Without branches, so that the loads of all pairs are in flight together; captures check indices. */
-                if (MASK && kind != 0u)
-                    [[unroll]] for (uint e = 0u; e < PART; e++)
+                if (MASK && kind != 0u) [[unroll]]
+                    for (uint e = 0u; e < ROW_GROUPS; e++)
                         [[unroll]] for (uint j = 0u; j < 4u; j++) {
-                            uint kv = kv0 + 4u * (part + e * PARTS) + j;
+                            uint kv = kv0 + 4u * (row_lane + e * ROW_LANES) + j;
                             bool may = attune_mask(int(coord.b), int(row_h), int(row_q), int(kv), args.mask_mod);
                             allowed &= may ? ~0u : ~(1u << (4u * e + j));
                         }
-                [[unroll]] for (uint e = 0u; e < PART; e++)
+                [[unroll]] for (uint e = 0u; e < ROW_GROUPS; e++)
                     [[unroll]] for (uint j = 0u; j < 4u; j++) {
-                        uint kv = kv0 + 4u * (part + e * PARTS) + j;
+                        uint kv = kv0 + 4u * (row_lane + e * ROW_LANES) + j;
                         allowed &= has_row && kv < kv_len ? ~0u : ~(1u << (4u * e + j));
                         x[e][j] = (allowed >> (4u * e + j) & 1u) != 0u ? x[e][j] : LOWEST;
                     }
             }
-            [[unroll]] for (uint e = 0u; e < PART; e++)
+            [[unroll]] for (uint e = 0u; e < ROW_GROUPS; e++)
                 most = max(most, max(max(x[e].x, x[e].y), max(x[e].z, x[e].w)));
-            [[unroll]] for (uint step = ROWS; step < ROWS * PARTS; step *= 2u)
+            [[unroll]] for (uint step = ROWS; step < ROWS * ROW_LANES; step *= 2u)
                 most = max(most, subgroupShuffleXor(most, step));
             row_max = max(row_max, most);
             /* The first tile always rescales: LOWEST is far below every score. */
@@ -232,19 +232,19 @@ void main()
             float alpha = exp2((before - m) * TO_LOG2);
             l *= alpha;
             weight *= alpha;
-            [[unroll]] for (uint e = 0u; e < PART; e++) {
+            [[unroll]] for (uint e = 0u; e < ROW_GROUPS; e++) {
                 vec4 p = exp2((x[e] - vec4(m)) * TO_LOG2);
                 uint may = allowed >> 4u * e;
-                if (masked)
-                    [[unroll]] for (uint j = 0u; j < 4u; j++)
+                if (masked) [[unroll]]
+                    for (uint j = 0u; j < 4u; j++)
                         l += (may >> j & 1u) != 0u ? p[j] : 0.0;
                 else
                     l += p.x + p.y + p.z + p.w;
                 x[e] = p;
             }
             wait_subgroup(); /* S has been read */
-            [[unroll]] for (uint e = 0u; e < PART; e++) {
-                uint g = part + e * PARTS, may = allowed >> 4u * e;
+            [[unroll]] for (uint e = 0u; e < ROW_GROUPS; e++) {
+                uint g = row_lane + e * ROW_LANES, may = allowed >> 4u * e;
                 uvec2 p = masked ? uvec2(pack_weights(x[e].xy, may), pack_weights(x[e].zw, may >> 2))
                                  : uvec2(packHalf2x16(x[e].xy), packHalf2x16(x[e].zw));
                 vec2 low = unpackHalf2x16(p.x), high = unpackHalf2x16(p.y);
@@ -255,9 +255,9 @@ void main()
                 else
                     memory[at].zw = p;
             }
-            if (rescale)
-                [[unroll]] for (uint i = 0u; i < EXTRA_STRIDE; i++)
-                    if (i % PARTS == part)
+            if (rescale) [[unroll]]
+                for (uint i = 0u; i < EXTRA_STRIDE; i++)
+                    if (i % ROW_LANES == row_lane)
                         memory[extra_base + warp_row * EXTRA_STRIDE + i] = floatBitsToUint(vec4(alpha));
         }
 
@@ -265,8 +265,8 @@ void main()
         STORE_ROWS(v_plane, v_stride, kv0, V_GROUPS, HEAD_DIM_V, V_STRIDE, true)
         if (more)
             FETCH_ROWS(k_plane, k_stride, next.row0, K_GROUPS, HEAD_DIM)
-        if (rescale)
-            [[unroll]] for (uint r = 0u; r < ROW_TILES; r++) {
+        if (rescale) [[unroll]]
+            for (uint r = 0u; r < ROW_TILES; r++) {
                 MATRIX_F32 alpha;
                 coopMatLoad(alpha, memory, extra_base + r * MATRIX_M * EXTRA_STRIDE, EXTRA_STRIDE, ROW_MAJOR);
                 [[unroll]] for (uint t = 0u; t < O_TILES; t++)
@@ -278,7 +278,7 @@ void main()
         if (masked && non_finite[0] != 0u) {
             /* The non-finite slow path: weight by weight, since 0 times NaN is NaN where the pair is forbidden. */
             [[unroll]] for (uint t = 0u; t < O_TILES; t++) {
-                [[dont_unroll]] for (uint i = lane; i < ROWS * MATRIX_N; i += ROWS * PARTS) {
+                [[dont_unroll]] for (uint i = lane; i < ROWS * MATRIX_N; i += ROWS * ROW_LANES) {
                     uint r = i / MATRIX_N, c = i % MATRIX_N;
                     float sum = 0.0;
                     [[dont_unroll]] for (uint n = 0u; n < BLOCK_N; n++) {
@@ -295,8 +295,8 @@ void main()
                 }
                 wait_subgroup();
             }
-        } else
-            [[unroll]] for (uint n = 0u; n < BLOCK_N / MATRIX_K; n++) {
+        } else [[unroll]]
+            for (uint n = 0u; n < BLOCK_N / MATRIX_K; n++) {
                 MATRIX_A a[ROW_TILES];
                 [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)
                     coopMatLoad(a[r], memory, s_base + r * MATRIX_M * P_STRIDE + n * (MATRIX_K / 8u), P_STRIDE,
@@ -311,7 +311,7 @@ void main()
     }
 
     /* 7: store O and LSE, or the partial result of a split */
-    [[unroll]] for (uint step = ROWS; step < ROWS * PARTS; step *= 2u) {
+    [[unroll]] for (uint step = ROWS; step < ROWS * ROW_LANES; step *= 2u) {
         l += subgroupShuffleXor(l, step);
         weight += subgroupShuffleXor(weight, step);
     }
@@ -321,10 +321,10 @@ void main()
     float sum = l * sink.x + sink.y;
     float to_row_max = exp2((m - row_max) * TO_LOG2); /* partial results are relative to the true maximum */
     wait_subgroup();                                  /* P has been read */
-    if (part == 0u)
+    if (row_lane == 0u)
         memory[extra_base + warp_row * EXTRA_STRIDE].x = floatBitsToUint(
             is_zero(sum) ? partial ? 1.0 : ZERO_ROW : (split ? to_row_max * l : sink.x) / (weight * sink.x + sink.y));
-    if (has_row && part == 0u) {
+    if (has_row && row_lane == 0u) {
         if (split) {
             uint at = ((coord.b * args.heads + row_h) * args.q_len + row_q) * args.splits + coord.split;
             uvec2 to = address_step(args.partials_ml, at, uvec2(8u, 0u));
@@ -343,7 +343,7 @@ void main()
                 coopMatStore(o[i / S_TILES * O_TILES + t0 + i % S_TILES], memory,
                              s_base + i / S_TILES * MATRIX_M * S_STRIDE + i % S_TILES * S_STEP, S_STRIDE, ROW_MAJOR);
         wait_subgroup();
-        [[dont_unroll]] for (uint i = lane; i < ROWS * (BLOCK_N / 4u); i += ROWS * PARTS) {
+        [[dont_unroll]] for (uint i = lane; i < ROWS * (BLOCK_N / 4u); i += ROWS * ROW_LANES) {
             uint r = i / (BLOCK_N / 4u), g = i % (BLOCK_N / 4u), at = warp * ROWS + r, column = t0 * MATRIX_N + 4u * g;
             uint q = coord.q0 + query_of(at, coord.queries), h = coord.h0 + head_of(at, coord.queries);
             float scale = uintBitsToFloat(memory[extra_base + r * EXTRA_STRIDE].x);

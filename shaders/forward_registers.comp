@@ -92,16 +92,16 @@ uvec2 address_sum(const in uvec2 a, const in uvec2 b)
 /* Groups that FETCH does not cover, or that are not aligned, are loaded here. */
 #define STORE_ROWS(where, from, stride, kv, groups, dim, row_stride, look)                                             \
     {                                                                                                                  \
-        if (aligned)                                                                                                   \
-            [[unroll]] for (uint f = 0u; f < FETCH; f++) {                                                             \
+        if (aligned) [[unroll]]                                                                                        \
+            for (uint f = 0u; f < FETCH; f++) {                                                                        \
                 uint i = tid + f * THREADS, n = i / (groups), g = i % (groups);                                        \
                 if (look && masked && is_non_finite(fetched[f]))                                                       \
                     non_finite[0] = step;                                                                              \
                 if (FETCHED <= BLOCK_N * (groups) || n < BLOCK_N)                                                      \
                     memory[(where) + n * (row_stride) + g] = fetched[f].low;                                           \
             }                                                                                                          \
-        if (!aligned || FETCHED < BLOCK_N * (groups))                                                                  \
-            [[dont_unroll]] for (uint i = tid + (aligned ? FETCHED : 0u); i < BLOCK_N * (groups); i += THREADS) {      \
+        if (!aligned || FETCHED < BLOCK_N * (groups)) [[dont_unroll]]                                                  \
+            for (uint i = tid + (aligned ? FETCHED : 0u); i < BLOCK_N * (groups); i += THREADS) {                      \
                 uint n = i / (groups), g = i % (groups);                                                               \
                 Group late = fetch(address_add(address_step(from, (kv) + n, stride), g * 16u), aligned,                \
                                    g < (dim) / 8u && (kv) + n < kv_len);                                               \
@@ -153,7 +153,7 @@ void main()
     uint row_q[ALL_ROWS], row_h[ALL_ROWS];
     float m[ALL_ROWS], row_max[ALL_ROWS]; /* the maximum that scores are relative to; the true one */
     float l[ALL_ROWS],
-        weight[ALL_ROWS]; /* this lane's part of the sum, and of the sum of weights rounded to f16, which divides O */
+        weight[ALL_ROWS]; /* this lane's share of the sum, and of the sum of weights rounded to f16, which divides O */
     [[unroll]] for (uint i = 0u; i < ALL_ROWS; i++) {
         uint row = warp * ROWS + i / ROW_COUNT * MATRIX_M + row_at(i % ROW_COUNT, lane);
         row_q[i] = coord.q0 + query_of(row, coord.queries);
@@ -182,8 +182,8 @@ void main()
     barrier();
     const uint q_base = Q_OFFSET + warp * ROWS * K_STRIDE, p_base = P_OFFSET + warp * ROWS * P_STRIDE;
     MATRIX_A held[HELD_COUNT];
-    if (HOLD_Q)
-        [[unroll]] for (uint i = 0u; i < HELD_COUNT; i++)
+    if (HOLD_Q) [[unroll]]
+        for (uint i = 0u; i < HELD_COUNT; i++)
             coopMatLoad(held[i], memory, q_base + i / Q_TILES * MATRIX_M * K_STRIDE + i % Q_TILES * (MATRIX_N / 8u),
                         K_STRIDE, ROW_MAJOR);
     MATRIX_F32 o[O_COUNT];
@@ -205,16 +205,16 @@ void main()
         MATRIX_F32 s[S_COUNT];
         [[unroll]] for (uint i = 0u; i < S_COUNT; i++)
             s[i] = MATRIX_F32(0.0);
-        if (HOLD_Q)
-            [[unroll]] for (uint t = 0u; t < Q_TILES; t++)
+        if (HOLD_Q) [[unroll]]
+            for (uint t = 0u; t < Q_TILES; t++)
                 [[unroll]] for (uint j = 0u; j < S_TILES; j++) {
                     MATRIX_B b;
                     coopMatLoad(b, memory, j * MATRIX_N * K_STRIDE + t * (MATRIX_N / 8u), K_STRIDE, COLUMN_MAJOR);
                     [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)
                         s[r * S_TILES + j] = coopMatMulAdd(held[r * Q_TILES + t], b, s[r * S_TILES + j]);
                 }
-        else
-            [[dont_unroll]] for (uint t = 0u; t < Q_TILES; t++) {
+        else [[dont_unroll]]
+            for (uint t = 0u; t < Q_TILES; t++) {
                 MATRIX_A a[ROW_TILES];
                 [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)
                     coopMatLoad(a[r], memory, q_base + r * MATRIX_M * K_STRIDE + t * (MATRIX_N / 8u), K_STRIDE,
@@ -243,8 +243,8 @@ void main()
         }
         if (masked) {
             /* Without branches, so that the loads of all pairs are in flight together; captures check indices. */
-            if (MASK && kind != 0u)
-                [[unroll]] for (uint i = 0u; i < S_COUNT; i++)
+            if (MASK && kind != 0u) [[unroll]]
+                for (uint i = 0u; i < S_COUNT; i++)
                     [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
                         uint row = i / S_TILES * ROW_COUNT + row_of(e);
                         uint kv = kv0 + i % S_TILES * MATRIX_N + column_at(e, lane);
@@ -300,8 +300,8 @@ void main()
         STORE_ROWS(V_OFFSET, v_plane, v_stride, kv0, V_GROUPS, HEAD_DIM_V, V_STRIDE, true)
         if (more)
             FETCH_ROWS(k_plane, k_stride, next.row0, K_GROUPS, HEAD_DIM)
-        if (subgroupAny(rescale))
-            [[unroll]] for (uint i = 0u; i < O_COUNT; i++)
+        if (subgroupAny(rescale)) [[unroll]]
+            for (uint i = 0u; i < O_COUNT; i++)
                 [[unroll]] for (uint e = 0u; e < LENGTH; e++)
                     o[i][e] *= alpha[i / O_TILES * ROW_COUNT + row_of(e)];
         barrier();
@@ -393,8 +393,8 @@ void main()
             o[i][e] = by == ZERO_ROW ? 0.0 : o[i][e] * by;
         }
     barrier();
-    if (lane % SPAN == 0u)
-        [[unroll]] for (uint i = 0u; i < ALL_ROWS; i++)
+    if (lane % SPAN == 0u) [[unroll]]
+        for (uint i = 0u; i < ALL_ROWS; i++)
             memory[warp * ROWS + i / ROW_COUNT * MATRIX_M + row_at(i % ROW_COUNT, lane)] = floatBitsToUint(
                 vec4(top[i], row_max[i], sum[i], l[i]));
     barrier();

@@ -76,14 +76,14 @@ void attune_mod_add(const in uvec3 address, const in float value)
     }
     uint mantissa = (magnitude & 0x7fffffu) | (exponent != 0u ? 0x800000u : 0u);
     uint first = max(exponent, 1u) - 1u, word = first / 32u, shift = first % 32u;
-    uint part = mantissa << shift, high = shift > 8u ? mantissa >> (32u - shift) : 0u;
+    uint low = mantissa << shift, high = shift > 8u ? mantissa >> (32u - shift) : 0u;
     [[unroll]] for (uint n = 0u; n < SUM_WORDS; n++) {
-        if (part != 0u && word < SUM_WORDS) {
-            uint old = atomicAdd(sum.x[word], negative ? 0u - part : part);
-            bool carry = negative ? old < part : old + part < old;
-            part = high + (carry ? 1u : 0u);
+        if (low != 0u && word < SUM_WORDS) {
+            uint old = atomicAdd(sum.x[word], negative ? 0u - low : low);
+            bool carry = negative ? old < low : old + low < old;
+            low = high + (carry ? 1u : 0u);
         } else
-            part = high;
+            low = high;
         high = 0u;
         word++;
     }

@@ -25,14 +25,14 @@ layout(local_size_x_id = ATTUNE_VULKAN_THREADS_ID) in;
 #include "forward_tile.glsl"
 #include "lanes.glsl"
 
-const uint GROUPS = BLOCK_N / LANES, PARTS = HEAD_DIM / LANES, CHUNKS = (HEAD_DIM_V + COLUMNS - 1u) / COLUMNS;
+const uint GROUPS = BLOCK_N / LANES, LANE_DIMS = HEAD_DIM / LANES, CHUNKS = (HEAD_DIM_V + COLUMNS - 1u) / COLUMNS;
 const float FORBIDDEN = -1.0;
 const uint FORBIDDEN_BITS = 0xbf800000u;
 #define LOWEST_BITS floatBitsToUint(LOWEST)
 
 uint lane;
 float factor;
-float q[BLOCK_M * PARTS], p[BLOCK_M * GROUPS], o[BLOCK_M * CHUNKS * ELEMENTS];
+float q[BLOCK_M * LANE_DIMS], p[BLOCK_M * GROUPS], o[BLOCK_M * CHUNKS * ELEMENTS];
 float m[BLOCK_M], l[BLOCK_M], factors[BLOCK_M]; /* factors: that rescale O */
 
 /* 1: load Q */
@@ -43,10 +43,10 @@ void load_q()
         uvec2 from = plane(args.q, coord.b, row_head(row));
         from = address_step(from, row_query(row), q_stride);
         uint64_t at = pack64(address_add(from, lane * bytes_of(Q_TYPE)));
-        [[dont_unroll]] for (uint c = 0u; c < PARTS; c++) {
+        [[dont_unroll]] for (uint c = 0u; c < LANE_DIMS; c++) {
             uint bits = element_bits(at + uint64_t(c * LANES * bytes_of(Q_TYPE)));
             float value = Q_TYPE == F32 ? uintBitsToFloat(bits) : unpack(Q_TYPE, bits).x;
-            q[r * PARTS + c] = value * (PRESCALE ? args.scale : 1.0);
+            q[r * LANE_DIMS + c] = value * (PRESCALE ? args.scale : 1.0);
         }
     }
 }
@@ -61,7 +61,7 @@ void compute_s(const in uint kv0)
     [[unroll]] for (uint r = 0u; r < BLOCK_M; r++)
         [[unroll]] for (uint g = 0u; g < GROUPS; g++)
             acc[r * GROUPS + g] = 0.0;
-    [[dont_unroll]] for (uint c = 0u; c < PARTS; c++) {
+    [[dont_unroll]] for (uint c = 0u; c < LANE_DIMS; c++) {
         float k[GROUPS * LANES];
         [[unroll]] for (uint g = 0u; g < GROUPS; g++) {
             [[unroll]] for (uint t = 0u; t < LANES; t += ELEMENTS) {
@@ -72,7 +72,7 @@ void compute_s(const in uint kv0)
             k_at[g] += uint64_t(LANES * ELEMENT_BYTES);
         }
         [[unroll]] for (uint r = 0u; r < BLOCK_M; r++) {
-            float mine = q[r * PARTS + c];
+            float mine = q[r * LANE_DIMS + c];
             [[unroll]] for (uint w = 0u; w < LANES; w++) {
                 float a = subgroupShuffle(mine, w);
                 [[unroll]] for (uint g = 0u; g < GROUPS; g++)

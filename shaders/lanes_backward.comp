@@ -20,7 +20,7 @@ layout(local_size_x_id = ATTUNE_VULKAN_THREADS_ID) in;
 #include "backward_tiles.glsl"
 #include "lanes.glsl"
 
-const uint GROUPS = BLOCK_N / LANES, PARTS = HEAD_DIM / LANES, PARTS_V = HEAD_DIM_V / LANES;
+const uint GROUPS = BLOCK_N / LANES, LANE_DIMS = HEAD_DIM / LANES, LANE_DIMS_V = HEAD_DIM_V / LANES;
 const uint CHUNKS = (HEAD_DIM + COLUMNS - 1u) / COLUMNS, CHUNKS_V = (HEAD_DIM_V + COLUMNS - 1u) / COLUMNS;
 
 attune_vulkan_arguments args = attune_vulkan_arguments(push.arguments);
@@ -29,7 +29,7 @@ InnerTiles next; /* the inner tile */
 uint lane, inner_len;
 uvec2 b_stride, b2_stride;
 float prescale, factor;
-float a[BLOCK_M * PARTS], a2[BLOCK_M * PARTS_V], p[BLOCK_M * GROUPS], ds[BLOCK_M * GROUPS];
+float a[BLOCK_M * LANE_DIMS], a2[BLOCK_M * LANE_DIMS_V], p[BLOCK_M * GROUPS], ds[BLOCK_M * GROUPS];
 float x[BLOCK_M * CHUNKS * ELEMENTS];
 #ifdef KEYS
 float y[BLOCK_M * CHUNKS_V * ELEMENTS], lse[GROUPS], delta[GROUPS];
@@ -39,18 +39,18 @@ vec4 d_uniform = vec4(0.0); /* gradients of capture elements that all pairs read
 #endif
 
 /* A row of A or A2. */
-#define LOAD_OUTER(to, parts, plane, stride, factor)                                                                   \
+#define LOAD_OUTER(to, dims, plane, stride, factor)                                                                    \
     [[dont_unroll]] for (uint r = 0u; r < BLOCK_M; r++) {                                                              \
         uvec2 from = address_step(plane, outer.row0 + min(r, outer.rows - 1u), stride);                                \
         uint64_t at = pack64(address_add(from, lane * ELEMENT_BYTES));                                                 \
-        [[dont_unroll]] for (uint c = 0u; c < parts; c++) {                                                            \
+        [[dont_unroll]] for (uint c = 0u; c < dims; c++) {                                                             \
             uint bits = element_bits(at + uint64_t(c * LANES * ELEMENT_BYTES));                                        \
-            to[r * parts + c] = element(uvec2(bits), 0u) * factor;                                                     \
+            to[r * dims + c] = element(uvec2(bits), 0u) * factor;                                                      \
         }                                                                                                              \
     }
 
 /* to = A B^T */
-#define MULTIPLY_ROWS(to, from, parts, plane, stride)                                                                  \
+#define MULTIPLY_ROWS(to, from, dims, plane, stride)                                                                   \
     {                                                                                                                  \
         uint64_t b_at[GROUPS];                                                                                         \
         [[unroll]] for (uint g = 0u; g < GROUPS; g++)                                                                  \
@@ -58,7 +58,7 @@ vec4 d_uniform = vec4(0.0); /* gradients of capture elements that all pairs read
         float acc[BLOCK_M * GROUPS];                                                                                   \
         [[unroll]] for (uint i = 0u; i < BLOCK_M * GROUPS; i++)                                                        \
             acc[i] = 0.0;                                                                                              \
-        [[dont_unroll]] for (uint c = 0u; c < parts; c++) {                                                            \
+        [[dont_unroll]] for (uint c = 0u; c < dims; c++) {                                                             \
             float b_row[GROUPS * LANES];                                                                               \
             [[unroll]] for (uint g = 0u; g < GROUPS; g++) {                                                            \
                 [[unroll]] for (uint t = 0u; t < LANES; t += ELEMENTS) {                                               \
@@ -69,7 +69,7 @@ vec4 d_uniform = vec4(0.0); /* gradients of capture elements that all pairs read
                 b_at[g] += uint64_t(LANES * ELEMENT_BYTES);                                                            \
             }                                                                                                          \
             [[unroll]] for (uint r = 0u; r < BLOCK_M; r++) {                                                           \
-                float mine = from[r * parts + c];                                                                      \
+                float mine = from[r * dims + c];                                                                       \
                 [[unroll]] for (uint w = 0u; w < LANES; w++) {                                                         \
                     float one = subgroupShuffle(mine, w);                                                              \
                     [[unroll]] for (uint g = 0u; g < GROUPS; g++)                                                      \
@@ -159,8 +159,8 @@ void store2(const in uvec2 to, const in vec2 value)
 void load_outer()
 {
     uvec2 a_plane = plane(TENSOR_A, outer.b, outer.h), a2_plane = plane(TENSOR_A2, outer.b, outer.h);
-    LOAD_OUTER(a, PARTS, a_plane, TENSOR_A.stride_row, prescale)
-    LOAD_OUTER(a2, PARTS_V, a2_plane, TENSOR_A2.stride_row, 1.0)
+    LOAD_OUTER(a, LANE_DIMS, a_plane, TENSOR_A.stride_row, prescale)
+    LOAD_OUTER(a2, LANE_DIMS_V, a2_plane, TENSOR_A2.stride_row, 1.0)
 #ifndef KEYS
     [[dont_unroll]] for (uint r = 0u; r < BLOCK_M; r++) {
         uint q = outer.row0 + min(r, outer.rows - 1u);
@@ -174,14 +174,14 @@ void load_outer()
 void compute_s()
 {
     const uint row0 = next.blocks.row0;
-    MULTIPLY_ROWS(p, a, PARTS, next.b_plane, b_stride)
+    MULTIPLY_ROWS(p, a, LANE_DIMS, next.b_plane, b_stride)
 }
 
 /* 3, of the backward pass: dP = dO V^T */
 void compute_dp()
 {
     const uint row0 = next.blocks.row0;
-    MULTIPLY_ROWS(ds, a2, PARTS_V, next.b2_plane, b2_stride)
+    MULTIPLY_ROWS(ds, a2, LANE_DIMS_V, next.b2_plane, b2_stride)
 }
 
 /* 4: score and mask; 5: P, and dS with respect to scale q k */

@@ -42,7 +42,7 @@ CONSTANT(51, uint, DS_OFFSET, 896)
 CONSTANT(52, uint, STATE_OFFSET, 1216) /* LSE and delta of inner rows, of two in each group */
 CONSTANT(53, uint, MEMORY_SIZE, 1232)
 CONSTANT(54, bool, SPLIT_DEPTH, false) /* the subgroups of a team divide the depth of S and dP, not the columns */
-CONSTANT(55, uint, SUM_OFFSET, 0)      /* with it, their parts of S and dP */
+CONSTANT(55, uint, SUM_OFFSET, 0)      /* with it, their shares of S and dP */
 CONSTANT(56, uint, SUM_STRIDE, 5)
 
 SHARED(uvec4, memory, OF(MEMORY_SIZE))

@@ -16,11 +16,11 @@ CONSTANT(19, uint, TY, 16)
 CONSTANT(20, uint, TM, 2) /* rows of an invocation, groups of four columns of S, and of O */
 CONSTANT(21, uint, TN, 1)
 CONSTANT(22, uint, TO, 2)
-CONSTANT(23, uint, ACC_SIZE, 2) /* TM * TN */
-CONSTANT(24, uint, O_SIZE, 4)   /* TM * TO */
-CONSTANT(25, uint, PARTS, 4)    /* invocations of a row in stages 4 and 5 */
-CONSTANT(26, uint, PART, 2)     /* groups of four columns of each */
-CONSTANT(27, uint, FETCH_Q, 1)  /* groups of eight elements that an invocation has in flight */
+CONSTANT(23, uint, ACC_SIZE, 2)   /* TM * TN */
+CONSTANT(24, uint, O_SIZE, 4)     /* TM * TO */
+CONSTANT(25, uint, ROW_LANES, 4)  /* invocations of a row in stages 4 and 5 */
+CONSTANT(26, uint, ROW_GROUPS, 2) /* groups of four columns of each */
+CONSTANT(27, uint, FETCH_Q, 1)    /* groups of eight elements that an invocation has in flight */
 CONSTANT(28, uint, FETCH_K, 1)
 CONSTANT(29, uint, FETCH_V, 2)
 CONSTANT(30, uint, FETCH, 2) /* the larger of FETCH_Q + FETCH_K and FETCH_V */
@@ -39,7 +39,7 @@ SHARED(vec4, slices, OF(SLICES_SIZE)) /* twice: Q[M] and K[N] of a slice, or V[C
 SHARED(vec4, s, OF(S_SIZE))           /* S, then P: [M][S_STRIDE] */
 SHARED(float, rows, OF(ROWS_SIZE))    /* the rescale factor of each row of O; at the end 1 / l */
 #ifndef SUBGROUPS
-SHARED(float, reduce, OF(REDUCE_SIZE)) /* [PARTS][M] */
+SHARED(float, reduce, OF(REDUCE_SIZE)) /* [ROW_LANES][M] */
 #endif
 /* Whether V has NaN or infinity in a chunk of a tile with forbidden pairs; by chunk, modulo 4. */
 SHARED(uint, non_finite, 4)

@@ -14,8 +14,8 @@ CONSTANT(23, uint, O_TILES, 4)
 CONSTANT(24, uint, S_COUNT, 4) /* ROW_TILES times the above; HELD_COUNT is 1 if Q is not held */
 CONSTANT(25, uint, HELD_COUNT, 4)
 CONSTANT(26, uint, O_COUNT, 4)
-CONSTANT(27, uint, PARTS, 2) /* lanes of a row in stages 4 and 5, and groups of four scores of each */
-CONSTANT(28, uint, PART, 8)
+CONSTANT(27, uint, ROW_LANES, 2) /* lanes of a row in stages 4 and 5, and groups of four scores of each */
+CONSTANT(28, uint, ROW_GROUPS, 8)
 CONSTANT(29, uint, FETCH, 4)     /* groups of K or V that an invocation has in flight */
 CONSTANT(30, bool, HOLD_Q, true) /* in registers, not in shared memory */
 CONSTANT(31, uint, K_GROUPS, 8)  /* groups of a row, padded to matrices */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Merging, a row to a workgroup: w_i = exp(lse_i - lse), o = sum of w_i o_i; backwards d_o_i = w_i d_o and
- * d_lse_i = w_i (dot(d_o, o_i - o) + d_lse). A tensor has elements of ELEMENT, or is wide: of f32. An LSE
+ * d_lse_i = w_i (dot(d_o, o_i - o) + d_lse). A tensor has elements of ELEMENT, or of f32. An LSE
  * of -inf or NaN is recognised by its bits: drivers need not preserve either.
  */
 #version 460
@@ -35,9 +35,9 @@ bool is_present(const in attune_vulkan_merge_view view)
 }
 
 /* Two columns; the second is 0 past the last column. */
-vec2 load2(const in uvec2 row, const in bool wide, const in uint column, const in bool both)
+vec2 load2(const in uvec2 row, const in bool is_f32, const in uint column, const in bool both)
 {
-    if (wide) {
+    if (is_f32) {
         uvec2 at = address_add(row, 4u * column);
         return vec2(uintBitsToFloat(Word(at).value), both ? uintBitsToFloat(Word(address_add(at, 4u)).value) : 0.0);
     }
@@ -45,10 +45,10 @@ vec2 load2(const in uvec2 row, const in bool wide, const in uint column, const i
     return unpack(load_element(at) | (both ? load_element(address_add(at, 2u)) << 16 : 0u));
 }
 
-void store2(const in uvec2 row, const in bool wide, const in uint column, const in bool both, const in vec2 value)
+void store2(const in uvec2 row, const in bool is_f32, const in uint column, const in bool both, const in vec2 value)
 {
-    uvec2 at = address_add(row, (wide ? 4u : 2u) * column);
-    if (wide) {
+    uvec2 at = address_add(row, (is_f32 ? 4u : 2u) * column);
+    if (is_f32) {
         OutWord(at).value = floatBitsToUint(value.x);
         if (both)
             OutWord(address_add(at, 4u)).value = floatBitsToUint(value.y);
@@ -96,9 +96,9 @@ void merge_row(const in attune_vulkan_merge args)
         vec2 o = vec2(0.0);
         for (uint i = 0u; i < args.part_count; i++)
             if (weights[i] != 0.0 || args.strict != 0u)
-                o += weights[i] * load2(row_of(args.parts[i].o), args.parts[i].o.wide != 0u, c, both);
+                o += weights[i] * load2(row_of(args.parts[i].o), args.parts[i].o.is_f32 != 0u, c, both);
         o = empty && args.partial == 0u ? vec2(0.0) : o * factor;
-        store2(to, args.o.wide != 0u, c, both, nan ? uintBitsToFloat(uvec2(NAN)) : o);
+        store2(to, args.o.is_f32 != 0u, c, both, nan ? uintBitsToFloat(uvec2(NAN)) : o);
     }
     /* The LSE may be written over that of a part, which all invocations have read by now. */
     barrier();
@@ -125,13 +125,13 @@ void merge_row_backward(const in attune_vulkan_merge args)
             const bool both = c + 1u < args.columns;
             vec2 d = vec2(0.0);
             if (weight != 0.0) {
-                d = load2(d_o, args.d_o.wide != 0u, c, both);
-                vec2 off = load2(row_of(args.parts[i].o), args.parts[i].o.wide != 0u, c, both) -
-                           load2(o, args.o.wide != 0u, c, both);
+                d = load2(d_o, args.d_o.is_f32 != 0u, c, both);
+                vec2 off = load2(row_of(args.parts[i].o), args.parts[i].o.is_f32 != 0u, c, both) -
+                           load2(o, args.o.is_f32 != 0u, c, both);
                 sum += dot(d, off);
             }
             if (is_present(args.parts[i].d_o))
-                store2(row_of(args.parts[i].d_o), args.parts[i].d_o.wide != 0u, c, both,
+                store2(row_of(args.parts[i].d_o), args.parts[i].d_o.is_f32 != 0u, c, both,
                        nan ? uintBitsToFloat(uvec2(NAN)) : weight * d);
         }
         sums[gl_LocalInvocationIndex] = sum;

@@ -12,7 +12,7 @@ ATTUNE_STRUCT(attune_vulkan_merge_view)
 {
     ATTUNE_ADDRESS address;                       /* 0 = absent */
     ATTUNE_STRIDE stride_b, stride_h, stride_row; /* bytes */
-    ATTUNE_UINT wide;                             /* elements of f32, not of the module's type */
+    ATTUNE_UINT is_f32;                           /* elements of f32, not of the module's type */
     ATTUNE_UINT pad;
 };
 

@@ -84,7 +84,7 @@ ATTUNE_FUNCTION void store_value(uint type, __global uchar *to, float value)
         store_element(type, to, value);
 }
 
-/* The part of a sum of squares that each lane has. */
+/* The share of a sum of squares that each lane has. */
 ATTUNE_FUNCTION void add_squares(__local float *sums, __local const float *values, uint columns)
 {
     for (uint lane = (uint)get_local_id(0); lane < LANES; lane += THREADS) {
@@ -175,18 +175,18 @@ attune_append(const attune_opencl_append args, __global const uchar *q, __global
               __global uchar *v_scale)
 {
     __local float values[ATTUNE_OPENCL_APPEND_COLUMNS], sums[LANES];
-    __local uint parts[THREADS];
+    __local uint of_items[THREADS];
     const uint id = (uint)get_local_id(0), index = args.first + (uint)get_group_id(0);
     sequence s;
     place at;
     s.of = &args.cache;
     at.batch = index / args.workgroups / args.rows;
     at.row = index / args.workgroups % args.rows;
-    parts[id] = find_sequence(&args, &s, &at, q_start, count);
+    of_items[id] = find_sequence(&args, &s, &at, q_start, count);
     MEET();
-    uint found = parts[0];
+    uint found = of_items[0];
     for (uint i = 1u; i < THREADS; i++)
-        found = min(found, parts[i]);
+        found = min(found, of_items[i]);
     find_place(&args, &s, &at, found, slots, positions, q_start, count, kv_lens, pages, pages_start);
     const int has_v = (args.flags & ATTUNE_OPENCL_APPEND_V) != 0u;
     const uint all = args.heads + (has_v ? 2u : 1u) * args.kv_heads;
@@ -218,11 +218,11 @@ attune_append(const attune_opencl_append args, __global const uchar *q, __global
         MEET();
         const uint of_row = is_v ? ATTUNE_OPENCL_APPEND_V_SCALE_ROWS : ATTUNE_OPENCL_APPEND_K_SCALE_ROWS;
         const int computes = !is_q && (args.flags & of_row) != 0u;
-        parts[id] = largest_of(values, computes ? columns : 0u);
+        of_items[id] = largest_of(values, computes ? columns : 0u);
         MEET();
-        uint largest = parts[0];
+        uint largest = of_items[0];
         for (uint j = 1u; j < THREADS; j++)
-            largest = max(largest, parts[j]);
+            largest = max(largest, of_items[j]);
         if (writes) {
             const attune_opencl_array *a = is_v ? &args.cache.v_scale : &args.cache.k_scale;
             const uint has = is_v ? ATTUNE_OPENCL_HAS_V_SCALE : ATTUNE_OPENCL_HAS_K_SCALE;

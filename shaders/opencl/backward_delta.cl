@@ -4,14 +4,14 @@
 #include "elements.h"
 #include "mods.h"
 
-#define PARTS (THREADS / ATTUNE_OPENCL_DELTA_ROWS) /* work-items of a row */
+#define ROW_LANES (THREADS / ATTUNE_OPENCL_DELTA_ROWS) /* work-items of a row */
 
 __kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) void
 attune_backward_delta(ATTUNE_KERNEL_PARAMETERS ATTUNE_BACKWARD_PARAMETERS ATTUNE_KERNEL_MODS)
 {
-    __local float parts[THREADS];
-    const uint id = (uint)get_local_id(0), part = id % PARTS;
-    const uint row = (args.first + (uint)get_group_id(0)) * ATTUNE_OPENCL_DELTA_ROWS + id / PARTS;
+    __local float sums[THREADS];
+    const uint id = (uint)get_local_id(0), row_lane = id % ROW_LANES;
+    const uint row = (args.first + (uint)get_group_id(0)) * ATTUNE_OPENCL_DELTA_ROWS + id / ROW_LANES;
     const int valid = row < args.batch * args.heads * args.q_len;
     const int o_aligned = (args.flags & ATTUNE_OPENCL_ALIGNED_O) != 0u;
     const int d_o_aligned = (args.flags & ATTUNE_OPENCL_ALIGNED_D_O) != 0u;
@@ -23,7 +23,7 @@ attune_backward_delta(ATTUNE_KERNEL_PARAMETERS ATTUNE_BACKWARD_PARAMETERS ATTUNE
         b = row / args.q_len / args.heads;
         __global const uchar *const o_row = o + plane_of(&args.o, b, h) + (long)at_q * args.o.stride_row;
         __global const uchar *const d_o_row = d_o + plane_of(&args.d_o, b, h) + (long)at_q * args.d_o.stride_row;
-        for (uint i = part; i < HEAD_DIM_V / 8u; i += PARTS) {
+        for (uint i = row_lane; i < HEAD_DIM_V / 8u; i += ROW_LANES) {
             float4 low, high, d_low, d_high;
             widen(TYPE, fetch(TYPE, o_row + 8u * i * bytes_of(TYPE), o_aligned, 1), &low, &high);
             widen(TYPE, fetch(TYPE, d_o_row + 8u * i * bytes_of(TYPE), d_o_aligned, 1), &d_low, &d_high);
@@ -31,11 +31,11 @@ attune_backward_delta(ATTUNE_KERNEL_PARAMETERS ATTUNE_BACKWARD_PARAMETERS ATTUNE
             sum = FMA(high.x, d_high.x, FMA(high.y, d_high.y, FMA(high.z, d_high.z, FMA(high.w, d_high.w, sum))));
         }
     }
-    parts[id] = sum;
+    sums[id] = sum;
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (valid && part == 0u) {
-        for (uint i = 1u; i < PARTS; i++)
-            sum += parts[id + i];
+    if (valid && row_lane == 0u) {
+        for (uint i = 1u; i < ROW_LANES; i++)
+            sum += sums[id + i];
         if (args.flags & ATTUNE_OPENCL_HAS_D_LSE)
             sum -= *(__global const float *)(d_lse + plane_of(&args.d_lse, b, h) + (long)at_q * args.d_lse.stride_row);
         *((__global float *)(workspace + args.delta) + row) = sum;
@@ -50,8 +50,8 @@ typedef struct long_sum {
 
 ATTUNE_FUNCTION void long_sum_add(long_sum *to, float value)
 {
-    const float next = to->sum + value, part = next - to->sum;
-    to->lost += (to->sum - (next - part)) + (value - part);
+    const float next = to->sum + value, added = next - to->sum;
+    to->lost += (to->sum - (next - added)) + (value - added);
     to->sum = next;
 }
 

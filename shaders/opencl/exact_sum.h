@@ -27,14 +27,14 @@ ATTUNE_FUNCTION void exact_sum_add(volatile __global uint *sum, float value)
     }
     const uint mantissa = (magnitude & 0x7fffffu) | (exponent != 0u ? 0x800000u : 0u);
     const uint first = max(exponent, 1u) - 1u, shift = first % 32u;
-    uint part = mantissa << shift, high = shift > 8u ? mantissa >> (32u - shift) : 0u;
-    for (uint word = first / 32u; word < SUM_DIGITS && (part | high) != 0u; word++) {
+    uint low = mantissa << shift, high = shift > 8u ? mantissa >> (32u - shift) : 0u;
+    for (uint word = first / 32u; word < SUM_DIGITS && (low | high) != 0u; word++) {
         uint carry = 0u;
-        if (part != 0u) {
-            const uint old = atomic_add(sum + word, negative ? 0u - part : part);
-            carry = (negative ? old < part : old + part < old) ? 1u : 0u;
+        if (low != 0u) {
+            const uint old = atomic_add(sum + word, negative ? 0u - low : low);
+            carry = (negative ? old < low : old + low < old) ? 1u : 0u;
         }
-        part = high + carry;
+        low = high + carry;
         high = 0u;
     }
 }

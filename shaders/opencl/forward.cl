@@ -6,9 +6,9 @@
  * in slices; O stays in registers. The stages are numbered as in docs/algorithm.md.
  *
  * S = Q K^T is computed by a grid of TY x TX work-items, each with TM rows (ty + TY i) and TN groups of four columns
- * (4 (tx + TX g) + j); O likewise, with TO groups of four columns. Between the two, in stages 4 and 5, PARTS work-items
- * share a row. In local memory key 4 x + j is row BLOCK_N / 4 j + x, so that neighbouring work-items read neighbouring
- * rows. Barriers are at the top level of uniform loops, and no work-item returns early.
+ * (4 (tx + TX g) + j); O likewise, with TO groups of four columns. Between the two, in stages 4 and 5, ROW_LANES
+ * work-items share a row. In local memory key 4 x + j is row BLOCK_N / 4 j + x, so that neighbouring work-items read
+ * neighbouring rows. Barriers are at the top level of uniform loops, and no work-item returns early.
  */
 #include "key_tiles.h"
 #include "layout.h"
@@ -21,9 +21,9 @@
 #define CHUNK_GROUPS (HEAD_DIM_V / 8u)
 #define COLUMNS      (BLOCK_N / 4u) /* groups of four */
 
-/* A work-item: its place in the grid, and in stages 4 and 5 its row and part of it. */
+/* A work-item: its place in the grid, and in stages 4 and 5 its row and its place among the work-items of that. */
 typedef struct work_item {
-    uint id, tx, ty, row, part;
+    uint id, tx, ty, row, row_lane;
     int has_scores, has_row;
 } work_item;
 
@@ -39,13 +39,13 @@ ATTUNE_FUNCTION work_item work_item_of(uint id, uint rows)
     w.tx = id % TX;
     w.ty = id / TX;
 #else
-    uint group = id / 32u, lane = id % 32u, wide = TX / 8u;
-    w.tx = group % wide * 8u + lane / 2u % 8u;
-    w.ty = group / wide * 4u + lane / 16u * 2u + lane % 2u;
+    uint group = id / 32u, lane = id % 32u, across = TX / 8u;
+    w.tx = group % across * 8u + lane / 2u % 8u;
+    w.ty = group / across * 4u + lane / 16u * 2u + lane % 2u;
 #endif
-    w.row = id / PARTS;
-    w.part = id % PARTS;
-    w.has_scores = id < BLOCK_M * PARTS;
+    w.row = id / ROW_LANES;
+    w.row_lane = id % ROW_LANES;
+    w.has_scores = id < BLOCK_M * ROW_LANES;
     w.has_row = w.has_scores && w.row < rows;
     return w;
 }
@@ -176,9 +176,9 @@ ATTUNE_FUNCTION void write_s(const float4 *acc, const work_item *w, float factor
             s[(w->ty + TY * i) * S_STRIDE + w->tx + TX * g] = acc[i * TN + g] * factor;
 }
 
-/* The scores of a work-item, and bits of the allowed pairs: PART is at most 16. */
+/* The scores of a work-item, and bits of the allowed pairs: ROW_GROUPS is at most 16. */
 typedef struct score_row {
-    float scores[4u * PART];
+    float scores[4u * ROW_GROUPS];
     uint allowed[2];
 } score_row;
 
@@ -188,9 +188,9 @@ ATTUNE_FUNCTION int is_allowed(const uint *allowed, uint e)
 }
 
 /* The key of a score, relative to the tile's first. */
-ATTUNE_FUNCTION uint column_of(uint part, uint e)
+ATTUNE_FUNCTION uint column_of(uint row_lane, uint e)
 {
-    return 4u * (part + e / 4u * PARTS) + e % 4u;
+    return 4u * (row_lane + e / 4u * ROW_LANES) + e % 4u;
 }
 
 /* 4: score and mask; a forbidden pair is LOWEST */
@@ -198,9 +198,9 @@ ATTUNE_FUNCTION void apply_mods(float *scores, uint *allowed, const work_item *w
                                 const key_tile *tile, uint kv_len, __local const float4 *s ATTUNE_MODS_PARAMETERS)
 {
     const uint row_h = row_head(coord, w->row), row_q = row_query(coord, w->row);
-    UNROLL for (uint e = 0u; e < PART; e++)
+    UNROLL for (uint e = 0u; e < ROW_GROUPS; e++)
     {
-        float4 four = w->has_scores ? s[w->row * S_STRIDE + w->part + e * PARTS] : (float4)(0.0f);
+        float4 four = w->has_scores ? s[w->row * S_STRIDE + w->row_lane + e * ROW_LANES] : (float4)(0.0f);
         scores[4u * e] = four.x;
         scores[4u * e + 1u] = four.y;
         scores[4u * e + 2u] = four.z;
@@ -208,21 +208,21 @@ ATTUNE_FUNCTION void apply_mods(float *scores, uint *allowed, const work_item *w
     }
     allowed[0] = allowed[1] = 0xffffffffu;
     if (SCORE && w->has_row)
-        UNROLL for (uint e = 0u; e < 4u * PART; e++)
-            scores[e] = attune_score(scores[e], coord->b, row_h, row_q, tile->kv0 + column_of(w->part, e) ATTUNE_MODS);
+        UNROLL for (uint e = 0u; e < 4u * ROW_GROUPS; e++) scores[e] = attune_score(
+            scores[e], coord->b, row_h, row_q, tile->kv0 + column_of(w->row_lane, e) ATTUNE_MODS);
     if (tile->masked) {
         /* A loop, so that the expression's code exists once. */
         if (tile->is_partial)
-            for (uint e = 0u; e < 4u * PART; e++) {
-                uint bit = attune_mask(coord->b, row_h, row_q, tile->kv0 + column_of(w->part, e) ATTUNE_MODS)
+            for (uint e = 0u; e < 4u * ROW_GROUPS; e++) {
+                uint bit = attune_mask(coord->b, row_h, row_q, tile->kv0 + column_of(w->row_lane, e) ATTUNE_MODS)
                                ? 0u
                                : 1u << e % 32u;
                 allowed[0] &= ~(e < 32u ? bit : 0u);
                 allowed[1] &= ~(e < 32u ? 0u : bit);
             }
-        UNROLL for (uint e = 0u; e < 4u * PART; e++)
+        UNROLL for (uint e = 0u; e < 4u * ROW_GROUPS; e++)
         {
-            int inside = w->has_row && tile->kv0 + column_of(w->part, e) < kv_len;
+            int inside = w->has_row && tile->kv0 + column_of(w->row_lane, e) < kv_len;
             allowed[e / 32u] &= inside ? ~0u : ~(1u << e % 32u);
             scores[e] = is_allowed(allowed, e) ? scores[e] : LOWEST;
         }
@@ -236,7 +236,7 @@ ATTUNE_FUNCTION float online_softmax(const float *scores, const uint *allowed, c
     float next = fmax(*m, largest), alpha = exp2((*m - next) * TO_LOG2);
     *m = next;
     *l *= alpha;
-    UNROLL for (uint e = 0u; e < PART; e++)
+    UNROLL for (uint e = 0u; e < ROW_GROUPS; e++)
     {
         float p[4];
         UNROLL for (uint j = 0u; j < 4u; j++)
@@ -247,7 +247,7 @@ ATTUNE_FUNCTION float online_softmax(const float *scores, const uint *allowed, c
             p[j] = may ? p[j] : as_float(FORBIDDEN);
         }
         if (w->has_scores)
-            s[w->row * S_STRIDE + w->part + e * PARTS] = (float4)(p[0], p[1], p[2], p[3]);
+            s[w->row * S_STRIDE + w->row_lane + e * ROW_LANES] = (float4)(p[0], p[1], p[2], p[3]);
     }
     return alpha;
 }
@@ -256,13 +256,13 @@ ATTUNE_FUNCTION float online_softmax(const float *scores, const uint *allowed, c
 /* Over the work-items of a row, which are neighbours in a subgroup: all items of the workgroup call it. */
 ATTUNE_FUNCTION float most_of_row(float x)
 {
-    UNROLL for (uint step = 1u; step < PARTS; step *= 2u) x = fmax(x, sub_group_shuffle_xor(x, step));
+    UNROLL for (uint step = 1u; step < ROW_LANES; step *= 2u) x = fmax(x, sub_group_shuffle_xor(x, step));
     return x;
 }
 
 ATTUNE_FUNCTION float sum_of_row(float x)
 {
-    UNROLL for (uint step = 1u; step < PARTS; step *= 2u) x += sub_group_shuffle_xor(x, step);
+    UNROLL for (uint step = 1u; step < ROW_LANES; step *= 2u) x += sub_group_shuffle_xor(x, step);
     return x;
 }
 #endif
@@ -388,22 +388,22 @@ attune_forward(ATTUNE_KERNEL_PARAMETERS ATTUNE_KERNEL_MODS)
         }
 
         /* 4: score and mask; 5: online softmax */
-        float scores[4u * PART];
+        float scores[4u * ROW_GROUPS];
         uint allowed[2];
         apply_mods(scores, allowed, &w, &coord, &tile, kv_len, s ATTUNE_MODS);
         float largest = LOWEST;
-        UNROLL for (uint e = 0u; e < 4u * PART; e++) largest = fmax(largest, scores[e]);
+        UNROLL for (uint e = 0u; e < 4u * ROW_GROUPS; e++) largest = fmax(largest, scores[e]);
 #ifdef SUBGROUPS
         largest = most_of_row(largest);
 #else
         if (w.has_scores)
-            reduce[w.part * BLOCK_M + w.row] = largest;
+            reduce[w.row_lane * BLOCK_M + w.row] = largest;
         barrier(CLK_LOCAL_MEM_FENCE);
         if (w.has_scores)
-            UNROLL for (uint i = 0u; i < PARTS; i++) largest = fmax(largest, reduce[i * BLOCK_M + w.row]);
+            UNROLL for (uint i = 0u; i < ROW_LANES; i++) largest = fmax(largest, reduce[i * BLOCK_M + w.row]);
 #endif
         const float alpha = online_softmax(scores, allowed, &w, tile.masked, largest, &m, &l, s);
-        if (w.has_scores && w.part == 0u)
+        if (w.has_scores && w.row_lane == 0u)
             rows[w.row] = alpha;
         barrier(CLK_LOCAL_MEM_FENCE);
 
@@ -437,13 +437,13 @@ attune_forward(ATTUNE_KERNEL_PARAMETERS ATTUNE_KERNEL_MODS)
     l = sum_of_row(l);
 #else
     if (w.has_scores)
-        reduce[w.part * BLOCK_M + w.row] = l;
+        reduce[w.row_lane * BLOCK_M + w.row] = l;
     barrier(CLK_LOCAL_MEM_FENCE);
 #endif
-    if (w.has_row && w.part == 0u) {
+    if (w.has_row && w.row_lane == 0u) {
 #ifndef SUBGROUPS
         l = 0.0f;
-        UNROLL for (uint i = 0u; i < PARTS; i++) l += reduce[i * BLOCK_M + w.row];
+        UNROLL for (uint i = 0u; i < ROW_LANES; i++) l += reduce[i * BLOCK_M + w.row];
 #endif
         const int split = args.splits > 1u, is_partial = split || (args.flags & ATTUNE_OPENCL_IS_PARTIAL) != 0u;
         const uint row_h = row_head(&coord, w.row);

@@ -108,12 +108,12 @@ ATTUNE_FUNCTION void stage(__local float *tile, __global const uchar *plane, lon
 /* CHUNK elements of an inner row that follow one another: with SHUFFLES one in each lane, else where they are. */
 #if SHUFFLES
 typedef float chunk;
-#define CHUNK_OF(from, c)   ELEMENT(from, (c) + (uint)get_local_id(0))
-#define ELEMENT_OF(part, e) sub_group_shuffle(part, e)
+#define CHUNK_OF(from, c)     ELEMENT(from, (c) + (uint)get_local_id(0))
+#define ELEMENT_OF(loaded, e) sub_group_shuffle(loaded, e)
 #else
 typedef INNER chunk;
-#define CHUNK_OF(from, c)   AT(from, c)
-#define ELEMENT_OF(part, e) ELEMENT(part, e)
+#define CHUNK_OF(from, c)     AT(from, c)
+#define ELEMENT_OF(loaded, e) ELEMENT(loaded, e)
 #endif
 
 /* to[n] = sum over c of a[c] B[n][c] */
@@ -131,15 +131,15 @@ ATTUNE_FUNCTION void multiply_rows(rows *restrict to, const rows *restrict a, IN
             sum[j] = (rows)(0.0f);
 #pragma nounroll
         for (uint c0 = 0u; c0 < size; c0 += CHUNK) {
-            chunk part[DEPTH];
+            chunk loaded[DEPTH];
 #pragma unroll
             for (uint n = 0u; n < DEPTH; n++)
-                part[n] = CHUNK_OF(from[n], c0);
+                loaded[n] = CHUNK_OF(from[n], c0);
 #pragma unroll
             for (uint c = 0u; c < CHUNK; c++) {
 #pragma unroll
                 for (uint n = 0u; n < DEPTH; n++) {
-                    const rows b = (rows)(ELEMENT_OF(part[n], c));
+                    const rows b = (rows)(ELEMENT_OF(loaded[n], c));
 #pragma unroll
                     for (uint i = 0u; i < VECTORS; i++)
                         sum[n * VECTORS + i] = FMA(a[(c0 + c) * VECTORS + i], b, sum[n * VECTORS + i]);
@@ -165,10 +165,10 @@ ATTUNE_FUNCTION void multiply_weights(rows *restrict to, const rows *restrict we
 #pragma nounroll
         for (uint n = 0u; n < BLOCK_N; n++) {
             INNER from = INNER_ROW(n);
-            chunk part = CHUNK_OF(from, c0);
+            chunk loaded = CHUNK_OF(from, c0);
 #pragma unroll
             for (uint c = 0u; c < DEPTH; c++) {
-                const rows b = (rows)(ELEMENT_OF(part, c));
+                const rows b = (rows)(ELEMENT_OF(loaded, c));
 #pragma unroll
                 for (uint i = 0u; i < VECTORS; i++)
                     sum[c * VECTORS + i] = FMA(weights[n * VECTORS + i], b, sum[c * VECTORS + i]);

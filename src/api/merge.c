@@ -151,13 +151,13 @@ static attune_status check_o(const attune_merger *merger, bool writable, attune_
 
 static attune_status check_part(const attune_merger *merger, const attune_tensor *o, attune__merge_part *part)
 {
-    const attune_dtype wide = attune__merge_dtype(o->dtype);
-    ATTUNE__TRY(check_tensor(merger, "parts[].o", part->o.dtype == wide ? wide : o->dtype, 4, false, o, &part->o));
-    ATTUNE__TRY(check_tensor(merger, "parts[].lse", wide, 3, false, o, &part->lse));
+    const attune_dtype real = attune__merge_dtype(o->dtype);
+    ATTUNE__TRY(check_tensor(merger, "parts[].o", part->o.dtype == real ? real : o->dtype, 4, false, o, &part->o));
+    ATTUNE__TRY(check_tensor(merger, "parts[].lse", real, 3, false, o, &part->lse));
     if (part->d_o.buffer)
         ATTUNE__TRY(check_tensor(merger, "parts[].d_o", part->o.dtype, 4, true, o, &part->d_o));
     if (part->d_lse.buffer)
-        ATTUNE__TRY(check_tensor(merger, "parts[].d_lse", wide, 3, true, o, &part->d_lse));
+        ATTUNE__TRY(check_tensor(merger, "parts[].d_lse", real, 3, true, o, &part->d_lse));
     return ATTUNE_OK;
 }
 
@@ -249,11 +249,11 @@ attune_status attune_merge_backward(const attune_merger *merger, attune_queue *q
                           .workspace_offset = a.workspace_offset,
                           .seconds = a.seconds ? &seconds : NULL};
     ATTUNE__TRY(check_o(merger, false, &call.o));
-    const attune_dtype wide = attune__merge_dtype(call.o.dtype);
-    ATTUNE__TRY(check_tensor(merger, "lse", wide, 3, false, &call.o, &call.lse));
+    const attune_dtype real = attune__merge_dtype(call.o.dtype);
+    ATTUNE__TRY(check_tensor(merger, "lse", real, 3, false, &call.o, &call.lse));
     ATTUNE__TRY(check_tensor(merger, "d_o", call.o.dtype, 4, false, &call.o, &call.d_o));
     if (call.d_lse.buffer)
-        ATTUNE__TRY(check_tensor(merger, "d_lse", wide, 3, false, &call.o, &call.d_lse));
+        ATTUNE__TRY(check_tensor(merger, "d_lse", real, 3, false, &call.o, &call.d_lse));
     const part_source g = {merger, &call.o, a.parts};
     for (uint32_t i = 0; i < a.part_count; i++)
         ATTUNE__TRY(resolve_part(&g, i, true, parts));

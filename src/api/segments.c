@@ -53,17 +53,17 @@ static results results_of(const attune_plan *plan, const attune__forward *call, 
 {
     const attune__shape *shape = &plan->shape;
     const uint64_t rows = (uint64_t)(call->batch * call->heads * call->q_len);
-    const attune_dtype wide = attune__shape_real(shape);
-    const uint64_t o_bytes = rows * (uint64_t)like->size[3] * attune_dtype_size(wide);
+    const attune_dtype real = attune__shape_real(shape);
+    const uint64_t o_bytes = rows * (uint64_t)like->size[3] * attune_dtype_size(real);
     return (results){
         .like = like,
         .workspace = call->workspace,
         .workspace_offset = call->workspace_offset,
-        .offset = call->workspace_offset + attune__merge_workspace(wide, rows, (uint64_t)like->size[3], segments),
+        .offset = call->workspace_offset + attune__merge_workspace(real, rows, (uint64_t)like->size[3], segments),
         .step = attune__segment_size(shape, rows),
         .lse_at = attune__round_up64(o_bytes, 256),
-        .dtype = plan->device->backend->f32_outputs ? wide : like->dtype,
-        .lse_dtype = wide,
+        .dtype = plan->device->backend->f32_outputs ? real : like->dtype,
+        .lse_dtype = real,
         .lse = shape->direction == ATTUNE_FORWARD,
     };
 }

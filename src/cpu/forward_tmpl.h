@@ -201,7 +201,7 @@ static void modify_row(const attune__cpu_run *run, const item *it, const state *
                                       attune__cpu_pad(c.end) - c.first);
 }
 
-/* In serving the mask is evaluated here; else attend_part did. */
+/* In serving the mask is evaluated here; else attend_partial did. */
 static void modify(const attune__cpu_run *run, const item *it, const state *st, const attune__kv_tile *tile)
 {
     for (size_t r = 0; r < it->rows; r++) {
@@ -310,7 +310,7 @@ static void attend_tile(const attune__cpu_run *run, const item *it, const state 
                         form *held)
 {
     const source k = source_at(&run->call->k, it, tile), v = source_at(&run->call->v, it, tile);
-    if (tile->partial && attend_part(run, it, st, tile, k, v, held))
+    if (tile->partial && attend_partial(run, it, st, tile, k, v, held))
         return;
 #ifdef MATRIX
     if (run->program->matrix && it->rows > DIRECT_ROWS && attend_matrix(run, it, st, tile, k, v, held))

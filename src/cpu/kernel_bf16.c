@@ -20,18 +20,18 @@
 /* ---------------------------------------------------------------------------------------------------------- packing */
 
 /* 32 elements as one or two bf16 each. */
-typedef struct parts_of {
+typedef struct summands_of {
     __m512i nearest, rest;
-} parts_of;
+} summands_of;
 
 SPECIALISE __m512 widened(__m256i halves)
 {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
 }
 
-SPECIALISE parts_of split(__m512 low, __m512 high)
+SPECIALISE summands_of split(__m512 low, __m512 high)
 {
-    parts_of x;
+    summands_of x;
     x.nearest = (__m512i)_mm512_cvtne2ps_pbh(high, low);
     const __m512 rest_low = _mm512_sub_ps(low, widened(_mm512_castsi512_si256(x.nearest)));
     const __m512 rest_high = _mm512_sub_ps(high, widened(_mm512_extracti64x4_epi64(x.nearest, 1)));
@@ -40,14 +40,14 @@ SPECIALISE parts_of split(__m512 low, __m512 high)
 }
 
 /* The elements c to c + 32 of a row, zeros from `columns` on. Lanes that are infinite or NaN are added to `bad`. */
-SPECIALISE parts_of load(const char *row, size_t c, size_t columns, attune_dtype dtype, __mmask32 *bad)
+SPECIALISE summands_of load(const char *row, size_t c, size_t columns, attune_dtype dtype, __mmask32 *bad)
 {
     const __mmask32 mask = columns - c >= BLOCK ? 0xffffffff : (1u << (columns - c)) - 1;
     const __m512i x = _mm512_maskz_loadu_epi16(mask, row + 2 * c);
     const __m512i exponent = _mm512_set1_epi16(dtype == ATTUNE_F16 ? 0x7c00 : 0x7f80);
     *bad |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(x, exponent), exponent);
     if (dtype == ATTUNE_BF16)
-        return (parts_of){x, x};
+        return (summands_of){x, x};
     return split(_mm512_cvtph_ps(_mm512_castsi512_si256(x)), _mm512_cvtph_ps(_mm512_extracti64x4_epi64(x, 1)));
 }
 
@@ -58,23 +58,23 @@ SPECIALISE parts_of load(const char *row, size_t c, size_t columns, attune_dtype
         call(ATTUNE_BF16, 1);                                                                                          \
     }
 
-SPECIALISE bool pack_q_as(uint16_t *to, size_t ld, const char *from, ptrdiff_t stride, attune_dtype dtype, size_t parts,
-                          size_t rows, size_t columns)
+SPECIALISE bool pack_q_as(uint16_t *to, size_t ld, const char *from, ptrdiff_t stride, attune_dtype dtype,
+                          size_t summands, size_t rows, size_t columns)
 {
     __mmask32 bad = 0;
     for (size_t r = 0; r < rows; r++, from += stride, to += ld)
         for (size_t c = 0; c < columns; c += BLOCK) {
-            const parts_of x = load(from, c, columns, dtype, &bad);
-            _mm512_storeu_si512(to + c * parts, x.nearest);
-            if (parts == 2)
-                _mm512_storeu_si512(to + c * parts + BLOCK, x.rest);
+            const summands_of x = load(from, c, columns, dtype, &bad);
+            _mm512_storeu_si512(to + c * summands, x.nearest);
+            if (summands == 2)
+                _mm512_storeu_si512(to + c * summands + BLOCK, x.rest);
         }
     return !bad;
 }
 
 TARGET static bool pack_q(uint16_t *to, size_t ld, const void *from, ptrdiff_t stride, attune_dtype dtype, size_t rows,
                           size_t columns){
-#define CALL(constant, parts) return pack_q_as(to, ld, from, stride, constant, parts, rows, columns)
+#define CALL(constant, summands) return pack_q_as(to, ld, from, stride, constant, summands, rows, columns)
     FOR_DTYPE(dtype, CALL)
 #undef CALL
 }
@@ -107,7 +107,7 @@ SPECIALISE void transpose(uint16_t *out, const __m512i in[16])
 }
 
 SPECIALISE bool pack_k_as(uint16_t *to, size_t panel_stride, const char *from, ptrdiff_t stride, attune_dtype dtype,
-                          size_t parts, size_t rows, size_t columns)
+                          size_t summands, size_t rows, size_t columns)
 {
     __mmask32 bad = 0;
     for (size_t r = 0; r < rows; r += PANEL, to += panel_stride)
@@ -117,20 +117,20 @@ SPECIALISE bool pack_k_as(uint16_t *to, size_t panel_stride, const char *from, p
                 nearest[i] = rest[i] = _mm512_setzero_si512();
                 if (r + i >= rows)
                     continue;
-                const parts_of x = load(from + (ptrdiff_t)(r + i) * stride, c, columns, dtype, &bad);
+                const summands_of x = load(from + (ptrdiff_t)(r + i) * stride, c, columns, dtype, &bad);
                 nearest[i] = x.nearest;
                 rest[i] = x.rest;
             }
-            transpose(to + c * PANEL * parts, nearest);
-            if (parts == 2)
-                transpose(to + c * PANEL * parts + TILE, rest);
+            transpose(to + c * PANEL * summands, nearest);
+            if (summands == 2)
+                transpose(to + c * PANEL * summands + TILE, rest);
         }
     return !bad;
 }
 
 TARGET static bool pack_k(uint16_t *to, size_t panel_stride, const void *from, ptrdiff_t stride, attune_dtype dtype,
                           size_t rows, size_t columns){
-#define CALL(constant, parts) return pack_k_as(to, panel_stride, from, stride, constant, parts, rows, columns)
+#define CALL(constant, summands) return pack_k_as(to, panel_stride, from, stride, constant, summands, rows, columns)
     FOR_DTYPE(dtype, CALL)
 #undef CALL
 }
@@ -147,19 +147,19 @@ SPECIALISE void interleave(uint16_t *to, size_t panel_stride, __m512i even, __m5
 }
 
 SPECIALISE bool pack_v_as(uint16_t *to, size_t panel_stride, const char *from, ptrdiff_t stride, attune_dtype dtype,
-                          size_t parts, size_t rows, size_t columns)
+                          size_t summands, size_t rows, size_t columns)
 {
-    const parts_of zero = {_mm512_setzero_si512(), _mm512_setzero_si512()};
+    const summands_of zero = {_mm512_setzero_si512(), _mm512_setzero_si512()};
     __mmask32 bad = 0;
     for (size_t r = 0; r < (rows + BLOCK - 1) / BLOCK * BLOCK; r += 2) {
-        uint16_t *pair = to + r / BLOCK * TILE * parts + r % BLOCK * PANEL;
+        uint16_t *pair = to + r / BLOCK * TILE * summands + r % BLOCK * PANEL;
         const char *row = from + (ptrdiff_t)r * stride;
         for (size_t c = 0; c < columns; c += BLOCK, pair += 2 * panel_stride) {
             const bool two = columns - c > PANEL;
-            const parts_of even = r < rows ? load(row, c, columns, dtype, &bad) : zero;
-            const parts_of odd = r + 1 < rows ? load(row + stride, c, columns, dtype, &bad) : zero;
+            const summands_of even = r < rows ? load(row, c, columns, dtype, &bad) : zero;
+            const summands_of odd = r + 1 < rows ? load(row + stride, c, columns, dtype, &bad) : zero;
             interleave(pair, panel_stride, even.nearest, odd.nearest, two);
-            if (parts == 2)
+            if (summands == 2)
                 interleave(pair + TILE, panel_stride, even.rest, odd.rest, two);
         }
     }
@@ -168,7 +168,7 @@ SPECIALISE bool pack_v_as(uint16_t *to, size_t panel_stride, const char *from, p
 
 TARGET static bool pack_v(uint16_t *to, size_t panel_stride, const void *from, ptrdiff_t stride, attune_dtype dtype,
                           size_t rows, size_t columns){
-#define CALL(constant, parts) return pack_v_as(to, panel_stride, from, stride, constant, parts, rows, columns)
+#define CALL(constant, summands) return pack_v_as(to, panel_stride, from, stride, constant, summands, rows, columns)
     FOR_DTYPE(dtype, CALL)
 #undef CALL
 }
@@ -271,11 +271,12 @@ SPECIALISE void product(float *c, size_t ldc, const uint16_t *a, size_t lda, siz
         strip(c, ldc, a, lda, m, k, b, panel_stride, add, false);
 }
 
-/* Elements have one part: with two, float would be as fast. */
+/* Elements have one summand: with two, float would be as fast. */
 TARGET static void multiply(float *c, size_t ldc, const uint16_t *a, size_t lda, size_t m, size_t blocks,
-                            const uint16_t *b, size_t panel_stride, size_t panels, size_t parts, bool add, bool exact)
+                            const uint16_t *b, size_t panel_stride, size_t panels, size_t summands, bool add,
+                            bool exact)
 {
-    (void)parts;
+    (void)summands;
     (void)exact;
     if (add)
         product(c, ldc, a, lda, m, blocks * BLOCK, b, panel_stride, panels, true);
@@ -315,30 +316,30 @@ SPECIALISE __m512 exp_nonpositive(__m512 x)
     return _mm512_maskz_scalef_ps(keep, p, t);
 }
 
-SPECIALISE float row_exp_as(uint16_t *p, const float *s, size_t n, float scale, float m, size_t parts)
+SPECIALISE float row_exp_as(uint16_t *p, const float *s, size_t n, float scale, float m, size_t summands)
 {
     const __m512 factor = _mm512_set1_ps(scale), shift = _mm512_set1_ps(m);
     __m512 sum0 = _mm512_setzero_ps(), sum1 = sum0;
-    for (size_t i = 0; i < n; i += BLOCK, p += BLOCK * parts) {
+    for (size_t i = 0; i < n; i += BLOCK, p += BLOCK * summands) {
         const __m512 x0 = _mm512_mul_ps(_mm512_loadu_ps(s + i), factor);
         const __m512 x1 = _mm512_mul_ps(_mm512_loadu_ps(s + i + LANES), factor);
         const __m512 p0 = exp_nonpositive(_mm512_sub_ps(x0, shift)), p1 = exp_nonpositive(_mm512_sub_ps(x1, shift));
         sum0 = _mm512_add_ps(sum0, p0);
         sum1 = _mm512_add_ps(sum1, p1);
-        if (parts == 1) {
+        if (summands == 1) {
             _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(p1, p0));
             continue;
         }
-        const parts_of x = split(p0, p1);
+        const summands_of x = split(p0, p1);
         _mm512_storeu_si512(p, x.nearest);
         _mm512_storeu_si512(p + BLOCK, x.rest);
     }
     return _mm512_reduce_add_ps(_mm512_add_ps(sum0, sum1));
 }
 
-TARGET static float row_exp(uint16_t *p, const float *s, size_t n, float scale, float m, size_t parts)
+TARGET static float row_exp(uint16_t *p, const float *s, size_t n, float scale, float m, size_t summands)
 {
-    return parts == 1 ? row_exp_as(p, s, n, scale, m, 1) : row_exp_as(p, s, n, scale, m, 2);
+    return summands == 1 ? row_exp_as(p, s, n, scale, m, 1) : row_exp_as(p, s, n, scale, m, 2);
 }
 
 static void nothing(void)

@@ -80,14 +80,14 @@ SPECIALISE void pack_k_as(float *to, const char *from, ptrdiff_t stride, attune_
                           size_t columns)
 {
     for (size_t r = 0; r < rows; r += PANEL, to += PANEL * columns)
-        for (size_t part = 0; part < PANEL; part += LANES)
+        for (size_t row0 = 0; row0 < PANEL; row0 += LANES)
             for (size_t c = 0; c < columns; c += LANES) {
                 const char *element =
-                    from + (ptrdiff_t)(r + part) * stride + (ptrdiff_t)(c / LANES * load_bytes(dtype));
+                    from + (ptrdiff_t)(r + row0) * stride + (ptrdiff_t)(c / LANES * load_bytes(dtype));
                 float32x4_t row[4];
                 for (int i = 0; i < 4; i++)
-                    row[i] = r + part + (size_t)i < rows ? load(element + i * stride, dtype) : vdupq_n_f32(0);
-                transpose(to + c * PANEL + part, row);
+                    row[i] = r + row0 + (size_t)i < rows ? load(element + i * stride, dtype) : vdupq_n_f32(0);
+                transpose(to + c * PANEL + row0, row);
             }
 }
 

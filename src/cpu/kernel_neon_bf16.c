@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Products of bf16 by BFDOT, 4 rows x 16 columns, of 64-bit Arm processors that have it. Elements have one part: f16 as
- * the sum of two would not be faster than float. */
+/* Products of bf16 by BFDOT, 4 rows x 16 columns, of 64-bit Arm processors that have it. Elements have one summand: f16
+ * as the sum of two would not be faster than float. */
 #include "cpu/kernels.h"
 
 #if defined(__aarch64__) && (defined(__linux__) || defined(__APPLE__))
@@ -70,16 +70,16 @@ static bool pack_k(uint16_t *to, size_t panel_stride, const void *from, ptrdiff_
     (void)dtype;
     uint16x8_t bad = vdupq_n_u16(0);
     for (size_t r = 0; r < rows; r += PANEL, to += panel_stride)
-        for (size_t part = 0; part < PANEL; part += 4)
+        for (size_t row0 = 0; row0 < PANEL; row0 += 4)
             for (size_t c = 0; c < (columns + BLOCK - 1) / BLOCK * BLOCK; c += HALF) {
                 uint16x8_t row[4];
                 for (size_t i = 0; i < 4; i++) {
-                    const size_t at = r + part + i;
+                    const size_t at = r + row0 + i;
                     row[i] = at < rows && c < columns
                                  ? load((const char *)from + (ptrdiff_t)at * stride + (ptrdiff_t)(2 * c), &bad)
                                  : vdupq_n_u16(0);
                 }
-                transpose(to + c * PANEL + 2 * part, row);
+                transpose(to + c * PANEL + 2 * row0, row);
             }
     return !vmaxvq_u16(bad);
 }
@@ -145,9 +145,10 @@ TARGET SPECIALISE void block(float *c, size_t ldc, const uint16_t *a, size_t lda
 
 /* A panel of b stays in the L1 cache for all rows of a. */
 TARGET static void multiply(float *c, size_t ldc, const uint16_t *a, size_t lda, size_t m, size_t blocks,
-                            const uint16_t *b, size_t panel_stride, size_t panels, size_t parts, bool add, bool exact)
+                            const uint16_t *b, size_t panel_stride, size_t panels, size_t summands, bool add,
+                            bool exact)
 {
-    (void)parts;
+    (void)summands;
     (void)exact;
     for (size_t j = 0; j < panels; j++, b += panel_stride, c += PANEL)
         for (size_t r = 0; r < m; r += 4)
@@ -166,9 +167,9 @@ static float row_max(const float *s, size_t n, float scale)
     return vmaxvq_f32(larger(max0, max1));
 }
 
-static float row_exp(uint16_t *p, const float *s, size_t n, float scale, float m, size_t parts)
+static float row_exp(uint16_t *p, const float *s, size_t n, float scale, float m, size_t summands)
 {
-    (void)parts;
+    (void)summands;
     const float32x4_t shift = vdupq_n_f32(m);
     float32x4_t sum0 = vdupq_n_f32(0), sum1 = sum0;
     for (size_t i = 0; i < n; i += 2 * LANES) {

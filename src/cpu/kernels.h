@@ -29,13 +29,13 @@ bool attune__cpu_kernels_neon(attune__cpu_kernels_f32 *kernels);
 
 /*
  * Products of 16-bit matrices with sums in float, by instructions that multiply pairs of bf16. An element is one bf16,
- * or for f16 the sum of two: the nearest, and the rest, which is exact. `parts` is 1 or 2.
+ * or for f16 the sum of two: the nearest, and the rest, which is exact. `summands` is 1 or 2.
  *
- * Rows, of q and of p, are blocks of ATTUNE__BLOCK_K columns: those of each part in turn, with zeros after the last
+ * Rows, of q and of p, are blocks of ATTUNE__BLOCK_K columns: those of each summand in turn, with zeros after the last
  * column. Leading dimensions (ld) are in bf16.
  *
  * A packed matrix is a sequence of panels of ATTUNE__PANEL columns. A panel is a sequence of blocks of ATTUNE__BLOCK_K
- * rows, with zeros after the last row: those of each part in turn, where elements (2 i, c) and (2 i + 1, c) are at
+ * rows, with zeros after the last row: those of each summand in turn, where elements (2 i, c) and (2 i + 1, c) are at
  * 32 i + 2 c and 32 i + 2 c + 1. panel_stride is in bf16.
  *
  * dtype is ATTUNE_F16 or ATTUNE_BF16. Packing returns false if an element is infinite or NaN: the sum of two bf16 is
@@ -56,16 +56,16 @@ typedef struct attune__cpu_matrix {
                    size_t rows, size_t columns);
 
     /* c = a b, or with `add` c += a b, for a of m rows and packed b of `blocks` blocks and 16 * panels columns. c and a
-     * may be used up to a multiple of 16 rows. With two parts, `exact` adds the products of both rests, which are
+     * may be used up to a multiple of 16 rows. With two summands, `exact` adds the products of both rests, which are
      * 2^-18 of the element's. */
     void (*multiply)(float *c, size_t ldc, const uint16_t *a, size_t lda, size_t m, size_t blocks, const uint16_t *b,
-                     size_t panel_stride, size_t panels, size_t parts, bool add, bool exact);
+                     size_t panel_stride, size_t panels, size_t summands, bool add, bool exact);
 
     /* Rows of scores, times scale: n is a multiple of ATTUNE__BLOCK_K. */
     float (*row_max)(const float *s, size_t n, float scale); /* -inf if all are NaN */
     /* p = exp(s * scale - m), which must be <= 0 or NaN, as a row of n columns; p may begin at s. Returns the sum
      * before rounding. */
-    float (*row_exp)(uint16_t *p, const float *s, size_t n, float scale, float m, size_t parts);
+    float (*row_exp)(uint16_t *p, const float *s, size_t n, float scale, float m, size_t summands);
 
     /* Before the first product of a call by a thread, and after its last. */
     void (*begin)(void);
@@ -73,7 +73,7 @@ typedef struct attune__cpu_matrix {
 } attune__cpu_matrix;
 
 /* Return true and fill the table if the processor has the instructions. */
-bool attune__cpu_matrix_bf16(attune__cpu_matrix *matrix); /* AVX512-BF16: one part only */
+bool attune__cpu_matrix_bf16(attune__cpu_matrix *matrix); /* AVX512-BF16: one summand only */
 bool attune__cpu_matrix_neon(attune__cpu_matrix *matrix); /* Arm's BFDOT: likewise, and packing too */
 bool attune__cpu_matrix_amx(attune__cpu_matrix *matrix);  /* AMX-BF16, which this process may use */
 

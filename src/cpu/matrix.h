@@ -29,7 +29,7 @@ static bool pack_q(const attune__cpu_run *run, const item *it, const state *st)
 
 /* Online softmax of rows of scores, which become P in place. */
 static void softmax_matrix(const attune__cpu_run *run, const item *it, const state *st, size_t first, size_t rows,
-                           const attune__kv_tile *tile, span c, size_t parts)
+                           const attune__kv_tile *tile, span c, size_t summands)
 {
     const attune__cpu_matrix *matrix = run->program->matrix;
     const size_t n = c.end - c.first, end = c.end < tile->count ? c.end : tile->count;
@@ -49,7 +49,7 @@ static void softmax_matrix(const attune__cpu_run *run, const item *it, const sta
         const float old = st->m[r], max = matrix->row_max(s, n, scale), m = max > old ? max : old;
         /* While the maximum is -inf, a finite reference avoids exp(-inf + inf). */
         const float reference = m == -INFINITY ? 0 : m;
-        const float sum = matrix->row_exp((uint16_t *)(void *)s, s, n, scale, reference, parts);
+        const float sum = matrix->row_exp((uint16_t *)(void *)s, s, n, scale, reference, summands);
         if (m != old) {
             const float factor = expf(old - reference);
             if (old != -INFINITY)
@@ -65,10 +65,10 @@ static bool attend_matrix(const attune__cpu_run *run, const item *it, const stat
                           source k, source v, form *held)
 {
     const attune__cpu_matrix *matrix = run->program->matrix;
-    const size_t parts = k.dtype == ATTUNE_F16 ? 2 : 1, d = run->program->shape.head_dim;
+    const size_t summands = k.dtype == ATTUNE_F16 ? 2 : 1, d = run->program->shape.head_dim;
     const size_t d_blocks = blocks_of(d), n = blocks_of(tile->count) * ATTUNE__BLOCK_K;
-    const size_t k_stride = d_blocks * ATTUNE__BLOCK_K * ATTUNE__PANEL * parts;
-    const size_t v_stride = blocks_of(run->block_n) * ATTUNE__BLOCK_K * ATTUNE__PANEL * parts;
+    const size_t k_stride = d_blocks * ATTUNE__BLOCK_K * ATTUNE__PANEL * summands;
+    const size_t v_stride = blocks_of(run->block_n) * ATTUNE__BLOCK_K * ATTUNE__PANEL * summands;
     uint16_t *packed_k = (uint16_t *)(void *)st->k, *packed_v = (uint16_t *)(void *)st->v;
     if (*held != FORM_PACKED && !pack_q(run, it, st)) {
         *held = FORM_NONE;
@@ -88,11 +88,11 @@ static bool attend_matrix(const attune__cpu_run *run, const item *it, const stat
         const size_t end = c.end < tile->count ? c.end : attune__cpu_pad(tile->count);
         matrix->multiply(s, st->lds, (const uint16_t *)(const void *)(st->q + r * st->ldq), 2 * st->ldq, rows, d_blocks,
                          packed_k + c.first / ATTUNE__PANEL * k_stride, k_stride, (end - c.first) / ATTUNE__PANEL,
-                         parts, false, true);
-        softmax_matrix(run, it, st, r, rows, tile, c, parts);
+                         summands, false, true);
+        softmax_matrix(run, it, st, r, rows, tile, c, summands);
         matrix->multiply(st->o + r * st->ldo, st->ldo, (const uint16_t *)(const void *)s, 2 * st->lds, rows,
-                         (c.end - c.first) / ATTUNE__BLOCK_K, packed_v + c.first * ATTUNE__PANEL * parts, v_stride,
-                         st->ldo / ATTUNE__PANEL, parts, true, false);
+                         (c.end - c.first) / ATTUNE__BLOCK_K, packed_v + c.first * ATTUNE__PANEL * summands, v_stride,
+                         st->ldo / ATTUNE__PANEL, summands, true, false);
     }
     return true;
 }

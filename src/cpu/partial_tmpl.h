@@ -85,14 +85,14 @@ static size_t columns_of(const state *st, size_t r, const attune__kv_tile *tile)
 static void modify_pairs(const attune__cpu_run *run, const item *it, const state *st, size_t r,
                          const attune__kv_tile *tile, REAL *s, size_t count)
 {
-    REAL *wide = st->s + st->lds;
+    REAL *spread = st->s + st->lds;
     const attune__row row = variables(it, r);
-    memset(wide, 0, tile->count * sizeof *wide);
+    memset(spread, 0, tile->count * sizeof *spread);
     for (size_t i = 0; i < count; i++)
-        wide[st->at[i]] = s[i];
-    SCORE_ROW(run->device, run->program->score, &run->score, &row, (int32_t)tile->kv0, tile->count, st->expr, wide);
+        spread[st->at[i]] = s[i];
+    SCORE_ROW(run->device, run->program->score, &run->score, &row, (int32_t)tile->kv0, tile->count, st->expr, spread);
     for (size_t i = 0; i < count; i++)
-        s[i] = wide[st->at[i]];
+        s[i] = spread[st->at[i]];
 }
 
 static void attend_pairs(const attune__cpu_run *run, const item *it, const state *st, const attune__kv_tile *tile,
@@ -230,8 +230,8 @@ static size_t allow_tile(const attune__cpu_run *run, const item *it, const state
 }
 
 /* Evaluates the mask of a tile. Returns true if that, or one of the functions above, was all that there is to do. */
-static bool attend_part(const attune__cpu_run *run, const item *it, const state *st, const attune__kv_tile *tile,
-                        source k, source v, form *held)
+static bool attend_partial(const attune__cpu_run *run, const item *it, const state *st, const attune__kv_tile *tile,
+                           source k, source v, form *held)
 {
     const size_t columns = attune__cpu_pad(tile->count);
     const size_t pairs = allow_tile(run, it, st, tile);

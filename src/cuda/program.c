@@ -35,35 +35,36 @@ attune_status attune__cuda_function(attune__cuda_device *device, attune__cu_modu
 }
 
 /* One of a plan's kernels while it is being created. */
-typedef struct part {
+typedef struct made_kernel {
     attune__cuda_loaded *kernel;
     const attune__program_desc *desc;
     attune__cuda_role role;
     attune__cuda_kernel source;
-} part;
+} made_kernel;
 
-typedef struct parts {
-    part each[ATTUNE__CUDA_JOBS];
+typedef struct made_kernels {
+    made_kernel each[ATTUNE__CUDA_JOBS];
     uint32_t count;
     attune__program_desc
         second; /* the fallback for tensors that TMA cannot read: of one program at most, since decode has no TMA */
     attune__decision decision;
-} parts;
+} made_kernels;
 
-static void add_part(parts *p, const attune__program_desc *desc, attune__cuda_role role, attune__cuda_loaded *kernel)
+static void add_kernel(made_kernels *p, const attune__program_desc *desc, attune__cuda_role role,
+                       attune__cuda_loaded *kernel)
 {
-    p->each[p->count++] = (part){.kernel = kernel, .desc = desc, .role = role};
+    p->each[p->count++] = (made_kernel){.kernel = kernel, .desc = desc, .role = role};
 }
 
-static attune_status choose_parts(parts *p, const attune_limits *limits, const attune__program_desc *desc,
-                                  attune__cuda_program *program)
+static attune_status choose_kernels(made_kernels *p, const attune_limits *limits, const attune__program_desc *desc,
+                                    attune__cuda_program *program)
 {
     const bool back = desc->choice->direction == ATTUNE_BACKWARD;
-    add_part(p, desc, ATTUNE__CUDA_MAIN, &program->kernel);
+    add_kernel(p, desc, ATTUNE__CUDA_MAIN, &program->kernel);
     if (back)
-        add_part(p, desc, ATTUNE__CUDA_DELTA, &program->delta);
+        add_kernel(p, desc, ATTUNE__CUDA_DELTA, &program->delta);
     if (attune__cuda_has_role(desc, ATTUNE__CUDA_APPEND))
-        add_part(p, desc, ATTUNE__CUDA_APPEND, &program->append);
+        add_kernel(p, desc, ATTUNE__CUDA_APPEND, &program->append);
     const attune__program_desc *plain = desc;
     if (program->family->has_fallback) {
         p->second = *desc;
@@ -71,11 +72,11 @@ static attune_status choose_parts(parts *p, const attune_limits *limits, const a
         p->second.variant = &p->decision.variant;
         plain = &p->second;
         ATTUNE__TRY(attune__cuda_fallback(limits, desc, &p->decision));
-        add_part(p, plain, ATTUNE__CUDA_MAIN, &program->fallback);
+        add_kernel(p, plain, ATTUNE__CUDA_MAIN, &program->fallback);
     }
     if (back) {
         program->separate_dk_dv = plain->variant->separate_dk_dv;
-        add_part(p, plain, ATTUNE__CUDA_ROWS, &program->rows);
+        add_kernel(p, plain, ATTUNE__CUDA_ROWS, &program->rows);
     }
     return ATTUNE_OK;
 }
@@ -93,12 +94,12 @@ static void size_kernel(attune__cuda_loaded *kernel, const attune_limits *limits
         kernel->resident = limits->compute_units * (choice->occupancy ? choice->occupancy : 1);
 }
 
-static attune_status load_parts(attune__cuda_device *device, const parts *p, const attune__cuda_job *jobs)
+static attune_status load_kernels(attune__cuda_device *device, const made_kernels *p, const attune__cuda_job *jobs)
 {
     ATTUNE__TRY(attune__cuda_enter(device));
     attune_status status = ATTUNE_OK;
     for (uint32_t i = 0; i < p->count && status == ATTUNE_OK; i++) {
-        const part *one = &p->each[i];
+        const made_kernel *one = &p->each[i];
         size_kernel(one->kernel, &device->base.info.limits, one->desc, one->role);
         const attune__cuda_family *family = NULL;
         attune__cuda_entry entry = {0};
@@ -116,19 +117,19 @@ static attune_status make(attune__cuda_device *device, const attune__program_des
     const attune_allocator *allocator = &device->base.host.allocator;
     const attune_limits *limits = &device->base.info.limits;
     attune__cuda_job jobs[ATTUNE__CUDA_JOBS] = {0};
-    parts p = {.count = 0};
+    made_kernels p = {.count = 0};
     attune_status status = ATTUNE_OK;
     for (uint32_t i = 0; i < count && status == ATTUNE_OK; i++)
-        status = choose_parts(&p, limits, &descs[i], (attune__cuda_program *)programs[i]);
+        status = choose_kernels(&p, limits, &descs[i], (attune__cuda_program *)programs[i]);
     for (uint32_t i = 0; i < p.count && status == ATTUNE_OK; i++) {
-        part *one = &p.each[i];
+        made_kernel *one = &p.each[i];
         status = attune__cuda_specialise(allocator, one->desc, limits->architecture, one->role, &one->source);
         jobs[i].kernel = &one->source;
     }
     if (status == ATTUNE_OK)
         status = attune__cuda_compile_all(&device->base.host, jobs, p.count);
     if (status == ATTUNE_OK)
-        status = load_parts(device, &p, jobs);
+        status = load_kernels(device, &p, jobs);
     for (uint32_t i = 0; i < p.count; i++) {
         attune__free(allocator, (void *)(uintptr_t)p.each[i].source.mods);
         attune__free(allocator, jobs[i].cubin);

@@ -234,7 +234,7 @@ static uint64_t merge_size(const attune_distributed *d)
     for (size_t i = 0; i < d->sum_count; i++) {
         const uint64_t rows = (uint64_t)(s->kv_batch * s->kv_heads * d->sums[i].count);
         const uint64_t columns = s->head_dim > s->head_dim_v ? s->head_dim : s->head_dim_v;
-        const uint64_t size = attune__merge_workspace(real, rows, columns, (uint32_t)d->sums[i].parts);
+        const uint64_t size = attune__merge_workspace(real, rows, columns, (uint32_t)d->sums[i].contributions);
         most = size > most ? size : most;
     }
     for (int i = 0; i < ATTUNE__REDUCTIONS; i++) {

@@ -110,7 +110,7 @@ enum { ATTUNE__OWN, ATTUNE__OTHERS, ATTUNE__DISTRIBUTED_PARTS };
 /* Some own keys whose gradients the same ranks contribute to. */
 typedef struct attune__key_sum {
     int64_t start, count;
-    size_t first, parts; /* of the contributions */
+    size_t first, contributions; /* its first contribution, and their number */
 } attune__key_sum;
 
 /* Where the gradients of one rank begin: among those of the own keys, or among those that other ranks return. */

@@ -59,9 +59,9 @@ static attune_status make_key_sums(attune_distributed *d)
     for (size_t i = 0; i + 1 < most; i++) {
         if (cuts[i] == cuts[i + 1])
             continue;
-        const size_t parts = list_contributions(d, cuts[i], NULL);
-        d->sums[d->sum_count++] = (attune__key_sum){cuts[i], cuts[i + 1] - cuts[i], contributions, parts};
-        contributions += parts;
+        const size_t count = list_contributions(d, cuts[i], NULL);
+        d->sums[d->sum_count++] = (attune__key_sum){cuts[i], cuts[i + 1] - cuts[i], contributions, count};
+        contributions += count;
     }
     attune__free(allocator, cuts);
     d->contributions = attune__alloc(allocator, contributions, sizeof *d->contributions);
@@ -151,18 +151,18 @@ static attune_tensor lines_at(const attune__distributed_call *c, const attune__r
 }
 
 /* A tensor of any rank, checked, as one of rank 4 whose last dimension is contiguous. */
-static attune_tensor widen(const attune_tensor *t)
+static attune_tensor as_rank_4(const attune_tensor *t)
 {
-    attune_tensor wide = *t;
+    attune_tensor to = *t;
     const uint32_t last = t->rank - 1, behind = t->rank < 4 && t->stride[last] != 1;
     const uint32_t before = 4 - t->rank - behind;
-    wide.rank = 4;
+    to.rank = 4;
     for (uint32_t i = 0; i < 4; i++) {
         const bool of_t = i >= before && i < before + t->rank;
-        wide.size[i] = of_t ? t->size[i - before] : 1;
-        wide.stride[i] = of_t ? t->stride[i - before] : i == 3;
+        to.size[i] = of_t ? t->size[i - before] : 1;
+        to.stride[i] = of_t ? t->stride[i - before] : i == 3;
     }
-    return wide;
+    return to;
 }
 
 /* ---------------------------------------------------------------------------------------------- captures and sinks */
@@ -345,14 +345,14 @@ static attune_status sum_slices(attune__distributed_call *c)
 static attune_status store_sums(attune__distributed_call *c, const attune__shared_gradients *shared)
 {
     for (uint32_t i = 0; i < shared->capture_count; i++) {
-        const attune_tensor wanted = widen(&shared->wanted[i]);
+        const attune_tensor wanted = as_rank_4(&shared->wanted[i]);
         attune_tensor parts[2] = {wanted, shared->captures[i].tensor};
         parts[1] = attune__workspace_tensor(parts[1].buffer, parts[1].offset, parts[1].dtype, &wanted, 4);
         ATTUNE__TRY(attune__distributed_merge(c, &wanted, NULL, 2, part_at, parts));
     }
     if (!shared->wanted_sinks.buffer)
         return ATTUNE_OK;
-    const attune_tensor wanted = widen(&shared->wanted_sinks);
+    const attune_tensor wanted = as_rank_4(&shared->wanted_sinks);
     const attune_tensor sinks =
         attune__workspace_tensor(shared->sinks.buffer, shared->sinks.offset, shared->sinks.dtype, &wanted, 4);
     return attune__distributed_merge(c, &wanted, NULL, 1, part_at, &sinks);
@@ -402,10 +402,10 @@ typedef struct key_source {
 
 static attune_tensor keys_from(const attune_tensor *t, int64_t start, int64_t count)
 {
-    attune_tensor part = *t;
-    part.offset = (uint64_t)((int64_t)t->offset + start * t->stride[2] * (int64_t)attune_dtype_size(t->dtype));
-    part.size[2] = count;
-    return part;
+    attune_tensor slice = *t;
+    slice.offset = (uint64_t)((int64_t)t->offset + start * t->stride[2] * (int64_t)attune_dtype_size(t->dtype));
+    slice.size[2] = count;
+    return slice;
 }
 
 static attune__merge_part gradient_at(const void *user, uint32_t index)
@@ -423,8 +423,9 @@ static attune_status sum_keys(attune__distributed_call *c, const attune_tensor *
         for (int of_v = 0; of_v < 2; of_v++) {
             const key_source s = {c, &c->d->sums[i], of_v};
             const attune_tensor to = keys_from(of_v ? d_v : d_k, s.sum->start, s.sum->count);
-            ATTUNE__TRY(s.sum->parts ? attune__distributed_merge(c, &to, NULL, (uint32_t)s.sum->parts, gradient_at, &s)
-                                     : set_to_zero(c, &to));
+            ATTUNE__TRY(s.sum->contributions
+                            ? attune__distributed_merge(c, &to, NULL, (uint32_t)s.sum->contributions, gradient_at, &s)
+                            : set_to_zero(c, &to));
         }
     return ATTUNE_OK;
 }

@@ -5,8 +5,8 @@
 #include <stddef.h>
 
 /* The limits on groups of four scores of an invocation, whose mask bits are one word, or two. */
-#define MOST_PART      8
-#define MOST_LONG_PART 16
+#define MOST_ROW_GROUPS      8
+#define MOST_LONG_ROW_GROUPS 16
 
 static uint32_t least(uint32_t a, uint32_t b)
 {
@@ -93,7 +93,7 @@ const char *attune__forward_layout_make(uint32_t block_m, uint32_t block_n, uint
     attune__forward_layout l = {.ROWS_SIZE = block_m};
     if (block_n < 4 || threads < block_n / 4)
         return "four of its columns belong to each invocation of a row";
-    if (threads < block_m || (uint64_t)block_m * block_n > (uint64_t)threads * 4 * MOST_LONG_PART)
+    if (threads < block_m || (uint64_t)block_m * block_n > (uint64_t)threads * 4 * MOST_LONG_ROW_GROUPS)
         return "an invocation has at most 64 scores, all of one row";
     /* 8 x 8 scores per invocation need two thirds of the loads of two times 8 x 4. */
     l.TN = block_n >= 8 && (uint64_t)block_m * block_n >= (uint64_t)threads * 64 ? 2 : 1;
@@ -103,12 +103,12 @@ const char *attune__forward_layout_make(uint32_t block_m, uint32_t block_n, uint
     l.TO = (head_dim_v / 4 + l.TX - 1) / l.TX;
     l.ACC_SIZE = l.TM * l.TN;
     l.O_SIZE = l.TM * l.TO;
-    l.PARTS = least(threads / block_m, block_n / 4);
-    l.PART = block_n / 4 / l.PARTS;
+    l.ROW_LANES = least(threads / block_m, block_n / 4);
+    l.ROW_GROUPS = block_n / 4 / l.ROW_LANES;
     /* Rows of S that are read together begin in different banks. */
-    l.S_STRIDE = block_n / 4 + (subgroups ? least(l.PARTS, 4) : 1);
+    l.S_STRIDE = block_n / 4 + (subgroups ? least(l.ROW_LANES, 4) : 1);
     l.S_SIZE = block_m * l.S_STRIDE;
-    l.REDUCE_SIZE = subgroups ? 0 : block_m * l.PARTS;
+    l.REDUCE_SIZE = subgroups ? 0 : block_m * l.ROW_LANES;
     /* Slices of Q and K, and the chunk of V that fits their memory. */
     l.SLICE = flat || head_dim % 16 ? 8 : 16;
     l.SLICE_STRIDE = l.SLICE / 4 + 1;
@@ -131,7 +131,8 @@ const char *attune__forward_layout_make(uint32_t block_m, uint32_t block_n, uint
 #define OTHER_REGISTERS 48
 
 const char *attune__decode_layout_make(uint32_t block_m, uint32_t block_n, uint32_t warps, uint32_t lanes,
-                                       uint32_t head_dim, uint32_t head_dim_v, bool wide, attune__decode_layout *layout)
+                                       uint32_t head_dim, uint32_t head_dim_v, bool is_f32,
+                                       attune__decode_layout *layout)
 {
     const uint32_t groups = most(head_dim, head_dim_v) / 8;
     attune__decode_layout l = {.LANES = lanes, .WARPS = warps, .KEY_LANES = 1};
@@ -161,8 +162,8 @@ const char *attune__decode_layout_make(uint32_t block_m, uint32_t block_n, uint3
     l.STATES_SIZE = warps * block_m;
     l.SUM_SIZE = (block_m * (head_dim_v / 4) + warps * lanes - 1) / (warps * lanes);
     l.bytes = decode_bytes(&l);
-    l.registers = 4 * ((l.HOLD_Q ? l.HELD_COUNT : 0) + l.O_COUNT) + (wide ? 8 : 4) * (l.K_COUNT + l.V_COUNT) + l.PAIRS +
-                  OTHER_REGISTERS;
+    l.registers = 4 * ((l.HOLD_Q ? l.HELD_COUNT : 0) + l.O_COUNT) + (is_f32 ? 8 : 4) * (l.K_COUNT + l.V_COUNT) +
+                  l.PAIRS + OTHER_REGISTERS;
     *layout = l;
     return NULL;
 }
@@ -173,7 +174,7 @@ const char *attune__backward_layout_make(uint32_t outer_rows, uint32_t inner_row
     attune__backward_layout l = {.TX = inner_rows / 4};
     if (inner_rows < 4 || threads < inner_rows / 4)
         return "four of its columns belong to each invocation of a row";
-    if ((uint64_t)outer_rows * inner_rows > (uint64_t)threads * 4 * MOST_PART)
+    if ((uint64_t)outer_rows * inner_rows > (uint64_t)threads * 4 * MOST_ROW_GROUPS)
         return "an invocation has at most 32 scores";
     l.TY = threads / l.TX;
     l.TM = most(outer_rows / l.TY, 1);
@@ -217,9 +218,9 @@ const char *attune__matrix_layout_make(uint32_t block_m, uint32_t block_n, uint3
         return "a subgroup has at most as many rows as lanes";
     if (block_n % matrix.n || block_n % matrix.k)
         return "it must be a multiple of the device's matrices";
-    l.PARTS = lanes / l.ROWS;
-    l.PART = block_n / 4 / l.PARTS;
-    if (!l.PART || l.PART > MOST_PART)
+    l.ROW_LANES = lanes / l.ROWS;
+    l.ROW_GROUPS = block_n / 4 / l.ROW_LANES;
+    if (!l.ROW_GROUPS || l.ROW_GROUPS > MOST_ROW_GROUPS)
         return "a lane has 4 to 32 scores, all of one row";
     l.ROW_TILES = l.ROWS / matrix.m;
     l.S_TILES = block_n / matrix.n;
@@ -320,7 +321,7 @@ const char *attune__backward_matrix_layout_make(uint32_t outer_rows, uint32_t in
         return "it must be a multiple of the device's matrices";
     /* Columns need no exchange of sums; a subgroup has at least one matrix of them. */
     l.SPLIT_DEPTH = inner_rows % (l.TEAM * matrix.n) != 0;
-    const uint32_t depth_parts = l.SPLIT_DEPTH ? l.TEAM : 1;
+    const uint32_t depth_shares = l.SPLIT_DEPTH ? l.TEAM : 1;
     if (threads < inner_rows)
         return "each of its inner rows is another invocation's";
     l.ROW_COUNT = l.QUADS ? 2 : matrix.m;
@@ -330,8 +331,8 @@ const char *attune__backward_matrix_layout_make(uint32_t outer_rows, uint32_t in
     l.ALL_ROWS = l.ROW_TILES * l.ROW_COUNT;
     l.S_TILES = inner_rows / matrix.n / (l.SPLIT_DEPTH ? 1 : l.TEAM);
     const uint32_t depth = (head_dim + matrix.n - 1) / matrix.n, depth2 = (head_dim_v + matrix.n - 1) / matrix.n;
-    l.A_TILES = (depth + depth_parts - 1) / depth_parts;
-    l.A2_TILES = (depth2 + depth_parts - 1) / depth_parts;
+    l.A_TILES = (depth + depth_shares - 1) / depth_shares;
+    l.A2_TILES = (depth2 + depth_shares - 1) / depth_shares;
     l.X_TILES = (depth + l.TEAM - 1) / l.TEAM;
     l.Y_TILES = keys ? (depth2 + l.TEAM - 1) / l.TEAM : 0;
     l.S_COUNT = l.ROW_TILES * l.S_TILES;
@@ -347,8 +348,8 @@ const char *attune__backward_matrix_layout_make(uint32_t outer_rows, uint32_t in
     l.HOLD_A = l.registers + held * l.LENGTH / 2 <= ATTUNE__MOST_MATRIX_REGISTERS && (l.QUADS || held <= 4);
     l.HELD_COUNT = l.HOLD_A ? held : 1;
     l.registers += l.HOLD_A ? held * l.LENGTH / 2 : 0;
-    l.B_GROUPS = most(l.A_TILES * depth_parts, l.X_TILES * l.TEAM) * matrix.n / 8;
-    l.B2_GROUPS = most(l.A2_TILES * depth_parts, l.Y_TILES * l.TEAM) * matrix.n / 8;
+    l.B_GROUPS = most(l.A_TILES * depth_shares, l.X_TILES * l.TEAM) * matrix.n / 8;
+    l.B2_GROUPS = most(l.A2_TILES * depth_shares, l.Y_TILES * l.TEAM) * matrix.n / 8;
     /* An odd number of groups from one row to the next: eight rows lie in different banks. */
     l.B_STRIDE = l.B_GROUPS | 1;
     l.B2_STRIDE = l.B2_GROUPS | 1;
@@ -433,12 +434,12 @@ const char *attune__lanes_serving_layout_make(uint32_t outer_rows, uint32_t inne
 uint32_t attune__lanes_most_steps(uint32_t block_m, uint32_t block_n, uint32_t lanes, uint32_t head_dim,
                                   uint32_t head_dim_v, uint32_t element_bytes)
 {
-    const uint32_t elements = 8 / element_bytes, groups = block_n / lanes, parts = head_dim / lanes;
+    const uint32_t elements = 8 / element_bytes, groups = block_n / lanes, dims = head_dim / lanes;
     const uint32_t chunks = (head_dim_v + lanes * elements - 1) / (lanes * elements);
-    const uint32_t before = block_m * (parts + chunks * elements + 3) + 1;
+    const uint32_t before = block_m * (dims + chunks * elements + 3) + 1;
     const uint32_t after = block_m * (chunks * (elements / 2 + 2) + 2) + 1;
     const uint32_t score = block_m * (3 * groups + 2) + 1, softmax = block_m + 1;
-    const uint32_t step = 4 + parts + 1 + score + softmax + chunks * (groups + block_n + 5) + 1;
+    const uint32_t step = 4 + dims + 1 + score + softmax + chunks * (groups + block_n + 5) + 1;
     const uint32_t all = 65535, rest = 2 * (before + after);
     return rest < all ? (all - rest) / (2 * step) : 0;
 }
@@ -460,13 +461,13 @@ uint32_t attune__matrix_most_steps(uint32_t block_m, uint32_t block_n, uint32_t 
 uint32_t attune__lanes_backward_most_steps(uint32_t outer_rows, uint32_t inner_rows, uint32_t lanes, uint32_t head_dim,
                                            uint32_t head_dim_v, uint32_t element_bytes)
 {
-    const uint32_t elements = 8 / element_bytes, groups = inner_rows / lanes, parts = (head_dim + head_dim_v) / lanes;
+    const uint32_t elements = 8 / element_bytes, groups = inner_rows / lanes, dims = (head_dim + head_dim_v) / lanes;
     const uint32_t columns = lanes * elements;
     const uint32_t chunks = (head_dim + columns - 1) / columns + (head_dim_v + columns - 1) / columns;
-    const uint32_t before = outer_rows * (parts + chunks * elements + 5) + 8;
+    const uint32_t before = outer_rows * (dims + chunks * elements + 5) + 8;
     const uint32_t after = outer_rows * (chunks * (elements / 2 + 2) + 4) + 2;
     const uint32_t score = outer_rows * (5 * groups + 2) + 1;
-    const uint32_t step = 8 + parts + score + chunks * (groups + inner_rows + 5) + 2;
+    const uint32_t step = 8 + dims + score + chunks * (groups + inner_rows + 5) + 2;
     const uint32_t all = 65535, rest = 2 * (before + after);
     return rest < all ? (all - rest) / (2 * step) : 0;
 }

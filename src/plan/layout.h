@@ -58,9 +58,9 @@ typedef struct attune__lanes_layout {
 const char *attune__forward_layout_make(uint32_t block_m, uint32_t block_n, uint32_t threads, uint32_t head_dim,
                                         uint32_t head_dim_v, bool subgroups, bool flat, attune__forward_layout *layout);
 
-/* shaders/decode.comp: `lanes` of each of the `warps` subgroups. wide: elements of 32 bits. */
+/* shaders/decode.comp: `lanes` of each of the `warps` subgroups. is_f32: elements of 32 bits. */
 const char *attune__decode_layout_make(uint32_t block_m, uint32_t block_n, uint32_t warps, uint32_t lanes,
-                                       uint32_t head_dim, uint32_t head_dim_v, bool wide,
+                                       uint32_t head_dim, uint32_t head_dim_v, bool is_f32,
                                        attune__decode_layout *layout);
 
 /* Bytes of shared memory that a kernel over a cache has besides. */

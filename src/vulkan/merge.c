@@ -56,14 +56,14 @@ static attune_vulkan_merge_view describe(const attune_tensor *tensor)
         .stride_b = tensor->stride[0] * bytes,
         .stride_h = tensor->stride[1] * bytes,
         .stride_row = tensor->stride[2] * bytes,
-        .wide = tensor->dtype == ATTUNE_F32,
+        .is_f32 = tensor->dtype == ATTUNE_F32,
     };
 }
 
 #define MERGE attune_vulkan_merge
 #include "arguments/merge_tmpl.h"
 
-/* Wide tensors fit either. */
+/* Those of f32 fit either. */
 static bool is_bf16(const attune__merge *call)
 {
     bool bf16 = call->o.dtype == ATTUNE_BF16 || call->d_o.dtype == ATTUNE_BF16;

@@ -20,14 +20,14 @@ static const char *names[3];
 static uint32_t table_count;
 
 /* Tables of bf16 multiply one part alone, and that of Arm has no other. */
-static bool packs(uint32_t t, size_t parts)
+static bool packs(uint32_t t, size_t summands)
 {
-    return parts == 1 || strcmp(names[t], "neon_bf16") != 0;
+    return summands == 1 || strcmp(names[t], "neon_bf16") != 0;
 }
 
-static bool multiplies(uint32_t t, size_t parts)
+static bool multiplies(uint32_t t, size_t summands)
 {
-    return packs(t, parts) && (parts == 1 || strcmp(names[t], "avx512_bf16") != 0);
+    return packs(t, summands) && (summands == 1 || strcmp(names[t], "avx512_bf16") != 0);
 }
 
 static void setup(void)
@@ -95,18 +95,18 @@ Test(matrix, packing)
     uint16_t *from = array(MOST * MOST * 2 + 64), *got = array(size * 2), *want = array(size * 2);
     for (uint64_t round = 0; round < scaled(200); round++) {
         const attune_dtype dtype = round & 1 ? ATTUNE_F16 : ATTUNE_BF16;
-        const size_t parts = round & 1 ? 2 : 1, rows = between(1, MOST), columns = 8 * between(1, MOST / 8);
+        const size_t summands = round & 1 ? 2 : 1, rows = between(1, MOST), columns = 8 * between(1, MOST / 8);
         const ptrdiff_t stride = (ptrdiff_t)(2 * columns);
-        const size_t k_stride = 16 * parts * round_to(columns, 32), v_stride = 16 * parts * round_to(rows, 32);
+        const size_t k_stride = 16 * summands * round_to(columns, 32), v_stride = 16 * summands * round_to(rows, 32);
         fill(from, MOST * MOST, dtype, round % 8 >= 6);
         for (uint32_t t = 1; t < table_count; t++) {
             bool finite[2];
-            if (!packs(t, parts))
+            if (!packs(t, summands))
                 continue;
             for (size_t i = 0; i < size; i++)
                 got[i] = want[i] = CANARY;
-            finite[0] = tables[t].pack_q(got, parts * MOST, from, stride, dtype, rows, columns);
-            finite[1] = tables[0].pack_q(want, parts * MOST, from, stride, dtype, rows, columns);
+            finite[0] = tables[t].pack_q(got, summands * MOST, from, stride, dtype, rows, columns);
+            finite[1] = tables[0].pack_q(want, summands * MOST, from, stride, dtype, rows, columns);
             cr_assert_eq(finite[0], finite[1], "%s", names[t]);
             if (finite[0])
                 compare(got, want, size, names[t], "pack_q");
@@ -139,8 +139,8 @@ Test(matrix, products)
     float *c = array(MOST * MOST * 4);
     for (uint64_t round = 0; round < scaled(60); round++) {
         const attune_dtype dtype = round & 1 ? ATTUNE_F16 : ATTUNE_BF16;
-        const size_t parts = round & 1 ? 2 : 1, m = between(1, 70), n = between(1, 90), k = 8 * between(1, MOST / 8);
-        const size_t ld = parts * round_to(k, 32), stride = 16 * ld, wide = round_to(n, 16);
+        const size_t summands = round & 1 ? 2 : 1, m = between(1, 70), n = between(1, 90), k = 8 * between(1, MOST / 8);
+        const size_t ld = summands * round_to(k, 32), stride = 16 * ld, wide = round_to(n, 16);
         const bool add = next() & 1, exact = next() & 1;
         fill(a, MOST * MOST, dtype, false);
         fill(b, MOST * MOST, dtype, false);
@@ -148,12 +148,12 @@ Test(matrix, products)
         (void)tables[0].pack_q(rows, ld, a, (ptrdiff_t)(2 * k), dtype, m, k);
         (void)tables[0].pack_k(panels, stride, b, (ptrdiff_t)(2 * k), dtype, n, k);
         for (uint32_t t = 0; t < table_count; t++) {
-            if (!multiplies(t, parts))
+            if (!multiplies(t, summands))
                 continue;
             for (size_t i = 0; i < MOST * MOST; i++)
                 c[i] = (float)(i % 7);
             tables[t].begin();
-            tables[t].multiply(c, MOST, rows, ld, m, round_to(k, 32) / 32, panels, stride, wide / 16, parts, add,
+            tables[t].multiply(c, MOST, rows, ld, m, round_to(k, 32) / 32, panels, stride, wide / 16, summands, add,
                                exact);
             tables[t].end();
             for (size_t r = 0; r < round_to(m, 16); r++)
@@ -202,7 +202,7 @@ Test(matrix, rows)
 {
     float s[256], x[256];
     for (uint64_t round = 0; round < scaled(400); round++) {
-        const size_t n = 32 * between(1, 8), parts = 1 + round % 2;
+        const size_t n = 32 * between(1, 8), summands = 1 + round % 2;
         const float scale = round % 3 ? uniform() : 1;
         for (size_t i = 0; i < n; i++)
             s[i] = next() % 50 ? uniform() * 100 : -INFINITY * scale;
@@ -211,16 +211,16 @@ Test(matrix, rows)
             double sum = 0;
             const float m = tables[t].row_max(s, n, scale);
             cr_assert_eq(m, tables[0].row_max(s, n, scale), "%s", names[t]);
-            if (m == -INFINITY || !packs(t, parts))
+            if (m == -INFINITY || !packs(t, summands))
                 continue;
             memcpy(x, s, sizeof x);
-            const float got = tables[t].row_exp(p, x, n, scale, m, parts);
+            const float got = tables[t].row_exp(p, x, n, scale, m, summands);
             for (size_t i = 0; i < n; i++) {
                 const double want = exp((double)(s[i] * scale - m));
-                double value = (double)attune__f32_from_bf16(p[i / 32 * 32 * parts + i % 32]);
-                if (parts == 2)
+                double value = (double)attune__f32_from_bf16(p[i / 32 * 32 * summands + i % 32]);
+                if (summands == 2)
                     value += (double)attune__f32_from_bf16(p[i / 32 * 64 + 32 + i % 32]);
-                const double most = (parts == 2 ? 0x1p-16 : 0x1p-8) * want + 2e-38;
+                const double most = (summands == 2 ? 0x1p-16 : 0x1p-8) * want + 2e-38;
                 cr_assert_leq(fabs(value - want), most, "%s: exp(%a) is %a", names[t], (double)(s[i] * scale - m),
                               value);
                 if (s[i] * scale == m)

@@ -86,16 +86,16 @@ static void end(void)
 
 /* ---------------------------------------------------------------------------------------------------------- packing */
 
-static size_t parts_of(attune_dtype dtype)
+static size_t summands_of(attune_dtype dtype)
 {
     return dtype == ATTUNE_F16 ? 2 : 1;
 }
 
-/* Part `part` of an element. */
-static uint16_t part_of(float x, size_t part)
+/* Summand `summand` of an element. */
+static uint16_t summand_of(float x, size_t summand)
 {
     const uint16_t nearest = attune__bf16_from_f32(x);
-    return part ? attune__bf16_from_f32(x - attune__f32_from_bf16(nearest)) : nearest;
+    return summand ? attune__bf16_from_f32(x - attune__f32_from_bf16(nearest)) : nearest;
 }
 
 /* Element (r, c) of `rows` x `columns`, 0 outside. */
@@ -123,45 +123,45 @@ static size_t round_to(size_t n, size_t step)
     return (n + step - 1) / step * step;
 }
 
-/* Where part `part` of element (k, c) of a packed matrix is in its panel. */
-static size_t packed_at(size_t k, size_t c, size_t part, size_t parts)
+/* Where summand `summand` of element (k, c) of a packed matrix is in its panel. */
+static size_t packed_at(size_t k, size_t c, size_t summand, size_t summands)
 {
-    return (k / 32 * parts + part) * 512 + k % 32 / 2 * 32 + 2 * (c % 16) + k % 2;
+    return (k / 32 * summands + summand) * 512 + k % 32 / 2 * 32 + 2 * (c % 16) + k % 2;
 }
 
 static bool pack_q(uint16_t *to, size_t ld, const void *from, ptrdiff_t stride, attune_dtype dtype, size_t rows,
                    size_t columns)
 {
-    const size_t parts = parts_of(dtype);
+    const size_t summands = summands_of(dtype);
     for (size_t r = 0; r < rows; r++)
         for (size_t c = 0; c < round_to(columns, 32); c++)
-            for (size_t part = 0; part < parts; part++)
-                to[r * ld + (c / 32 * parts + part) * 32 + c % 32] =
-                    part_of(element(from, stride, dtype, rows, columns, r, c), part);
+            for (size_t summand = 0; summand < summands; summand++)
+                to[r * ld + (c / 32 * summands + summand) * 32 + c % 32] =
+                    summand_of(element(from, stride, dtype, rows, columns, r, c), summand);
     return all_finite(from, stride, dtype, rows, columns);
 }
 
 static bool pack_k(uint16_t *to, size_t panel_stride, const void *from, ptrdiff_t stride, attune_dtype dtype,
                    size_t rows, size_t columns)
 {
-    const size_t parts = parts_of(dtype);
+    const size_t summands = summands_of(dtype);
     for (size_t r = 0; r < round_to(rows, 16); r++)
         for (size_t c = 0; c < round_to(columns, 32); c++)
-            for (size_t part = 0; part < parts; part++)
-                to[r / 16 * panel_stride + packed_at(c, r, part, parts)] =
-                    part_of(element(from, stride, dtype, rows, columns, r, c), part);
+            for (size_t summand = 0; summand < summands; summand++)
+                to[r / 16 * panel_stride + packed_at(c, r, summand, summands)] =
+                    summand_of(element(from, stride, dtype, rows, columns, r, c), summand);
     return all_finite(from, stride, dtype, rows, columns);
 }
 
 static bool pack_v(uint16_t *to, size_t panel_stride, const void *from, ptrdiff_t stride, attune_dtype dtype,
                    size_t rows, size_t columns)
 {
-    const size_t parts = parts_of(dtype);
+    const size_t summands = summands_of(dtype);
     for (size_t r = 0; r < round_to(rows, 32); r++)
         for (size_t c = 0; c < round_to(columns, 16); c++)
-            for (size_t part = 0; part < parts; part++)
-                to[c / 16 * panel_stride + packed_at(r, c, part, parts)] =
-                    part_of(element(from, stride, dtype, rows, columns, r, c), part);
+            for (size_t summand = 0; summand < summands; summand++)
+                to[c / 16 * panel_stride + packed_at(r, c, summand, summands)] =
+                    summand_of(element(from, stride, dtype, rows, columns, r, c), summand);
     return all_finite(from, stride, dtype, rows, columns);
 }
 
@@ -175,7 +175,7 @@ static float row_max(const float *s, size_t n, float scale)
     return max;
 }
 
-static float row_exp(uint16_t *p, const float *s, size_t n, float scale, float m, size_t parts)
+static float row_exp(uint16_t *p, const float *s, size_t n, float scale, float m, size_t summands)
 {
     float sum = 0, x[32];
     for (size_t i = 0; i < n; i += 32) {
@@ -184,9 +184,9 @@ static float row_exp(uint16_t *p, const float *s, size_t n, float scale, float m
             x[j] = t < -87.3f ? 0 : expf(t);
             sum += x[j];
         }
-        for (size_t part = 0; part < parts; part++)
+        for (size_t summand = 0; summand < summands; summand++)
             for (size_t j = 0; j < 32; j++)
-                p[(i / 32 * parts + part) * 32 + j] = part_of(x[j], part);
+                p[(i / 32 * summands + summand) * 32 + j] = summand_of(x[j], summand);
     }
     return sum;
 }
