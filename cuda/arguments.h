@@ -46,6 +46,8 @@
  *     ATTUNE_MASK_CHUNKS, SCORE_CHUNKS, DESCENDING, LATE_HOOK, LATE_DP, LATE_CAPTURES, LATE_DELTA, EARLY_DQ,
  *     FUSED_GRADIENTS, HALF_TILES, REMATERIALISE    how expressions are computed, and the order of stages that the
  *                            registers allow (attune__variant in src/plan/plan.h); default 0
+ *     ATTUNE_SCORE_CHUNK, FIRST_SCORE_CHUNK  forward_sm90, forward_sm100: scores of a thread that are computed at once
+ *                            (likewise); default 0, all, and 8
  *     ATTUNE_TREE            serving_sm80, 1: the call may have a tree over drafts
  *     ATTUNE_K_TYPE, ATTUNE_V_TYPE           serving_sm80: types of the cache; default ATTUNE_DTYPE. Others are
  *                            converted to it as they are read

@@ -199,6 +199,12 @@ __device__ float attune_score_slope_near_of(ATTUNE_PAIR, ATTUNE_OF_TERMS ATTUNE_
 #ifndef ATTUNE_SCORE_CHUNKS
 #define ATTUNE_SCORE_CHUNKS 0
 #endif
+#ifndef ATTUNE_SCORE_CHUNK
+#define ATTUNE_SCORE_CHUNK 0
+#endif
+#ifndef ATTUNE_FIRST_SCORE_CHUNK
+#define ATTUNE_FIRST_SCORE_CHUNK 8
+#endif
 #ifndef ATTUNE_MASK_CHUNKS
 #define ATTUNE_MASK_CHUNKS 0
 #endif
@@ -286,6 +292,8 @@ struct config {
 
     /* Loops over a thread's pairs are unrolled in chunks only. */
     static constexpr bool MASK_CHUNKS = ATTUNE_MASK_CHUNKS, SCORE_CHUNKS = ATTUNE_SCORE_CHUNKS;
+    /* Forward with TMA: the scores that are computed at once, 0 = all; and in a query tile's first tile of keys. */
+    static constexpr int SCORE_CHUNK = ATTUNE_SCORE_CHUNK, FIRST_SCORE_CHUNK = ATTUNE_FIRST_SCORE_CHUNK;
 
     /* The order of the stages, for the registers that a thread has (src/plan/plan.h). */
     static constexpr bool DESCENDING = ATTUNE_DESCENDING, LATE_HOOK = ATTUNE_LATE_HOOK, LATE_DP = ATTUNE_LATE_DP,

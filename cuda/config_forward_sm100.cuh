@@ -33,9 +33,8 @@ struct forward_config {
     static constexpr int STEPS_D = (HEAD_DIM + 15) / 16, STEPS_N = BLOCK_N / 16, WIDTH_DV = round_up(HEAD_DIM_V, 16);
 
     /* Scores, and pairs of a mask, that are computed at once: the planner's choice (src/plan/family_cuda_variant.c). */
-    static constexpr int CHUNK = 8, FIRST_CHUNK = 16, LARGE_CHUNK = 16;
-    static constexpr bool LARGE_CHUNKS = config::FAST_FUNCTIONS && !config::HAVE_SCORE_CAP;
-    static constexpr int SCORE_CHUNK_SIZE = config::SCORE_CHUNKS ? CHUNK : LARGE_CHUNKS ? LARGE_CHUNK : LOAD_COLUMNS;
+    static constexpr int CHUNK = 8, FIRST_CHUNK = 16;
+    static constexpr int SCORE_CHUNK_SIZE = config::SCORE_CHUNK ? config::SCORE_CHUNK : LOAD_COLUMNS;
     static constexpr int MASK_CHUNK_SIZE = config::MASK_CHUNKS ? CHUNK : LOAD_COLUMNS;
 
     /* 256 query rows may be in two of the mask's blocks of 128 rows. Both blocks' lists are iterated then, and each

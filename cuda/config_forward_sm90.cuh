@@ -36,13 +36,7 @@ struct forward_config {
     static constexpr int CHAINS = GROUPS == 3 ? 1 : 2;
     /* Scores, and pairs of a mask, that are computed at once: the planner's choice (src/plan/family_cuda_variant.c). */
     static constexpr int CHUNK = 8, FIRST_CHUNK = 16;
-    /* The compiler begins many approximate functions at once: those of a whole tile spill, and beside wide heads those
-     * of more than eight scores. */
-    static constexpr bool WIDE_HEADS = HEAD_DIM > 128 || HEAD_DIM_V > 128;
-    static constexpr int LARGE_CHUNK =
-        BLOCK_N / 2 % FIRST_CHUNK || (config::FAST_FUNCTIONS && WIDE_HEADS) ? CHUNK : FIRST_CHUNK;
-    static constexpr bool LARGE_CHUNKS = config::FAST_FUNCTIONS && !config::HAVE_SCORE_CAP;
-    static constexpr int SCORE_CHUNK_SIZE = config::SCORE_CHUNKS ? CHUNK : LARGE_CHUNKS ? LARGE_CHUNK : BLOCK_N / 2;
+    static constexpr int SCORE_CHUNK_SIZE = config::SCORE_CHUNK ? config::SCORE_CHUNK : BLOCK_N / 2;
     static constexpr int MASK_CHUNK_SIZE = config::MASK_CHUNKS ? CHUNK : BLOCK_N / 2;
 
     /* 192 query rows may be in two of the mask's blocks of 128 rows. Both blocks' lists are iterated then, and each

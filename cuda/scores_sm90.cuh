@@ -293,8 +293,7 @@ __device__ __forceinline__ void
 apply_score_and_mask(float (&s)[COUNT], const attune_cuda_arguments &a, const tile_coord &p, int kv, int flags, int row,
                      const linear_score (&linear_scores)[THREAD_ROWS], bool linear, u32 terms)
 {
-    constexpr int SIZE =
-        !FIRST || forward::SCORE_CHUNK_SIZE == forward::CHUNK ? forward::SCORE_CHUNK_SIZE : forward::LARGE_CHUNK;
+    constexpr int SIZE = FIRST ? config::FIRST_SCORE_CHUNK : forward::SCORE_CHUNK_SIZE;
     int column = kv + forward::first_column();
     row_terms rows[THREAD_ROWS];
     if constexpr (KEY_TERMS > 0) {

@@ -461,6 +461,10 @@ static void add_variant(attune__cuda_kernel *kernel, const attune__variant *v)
     for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++)
         if (flags[i].set)
             attune__cuda_define(kernel, flags[i].name, 1);
+    if (v->score_chunk)
+        attune__cuda_define(kernel, "SCORE_CHUNK", v->score_chunk);
+    if (v->first_score_chunk)
+        attune__cuda_define(kernel, "FIRST_SCORE_CHUNK", v->first_score_chunk);
 }
 
 attune_status attune__cuda_entry_of(const attune__program_desc *desc, attune__cuda_role role,

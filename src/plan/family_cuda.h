@@ -97,7 +97,9 @@ typedef struct attune__cuda_traits {
 /* For the variant functions of families: what all kernels have, then what those with TMA have besides. */
 void attune__cuda_variant(const attune__shape *shape, const attune_plan_choice *choice,
                           const attune__cuda_traits *traits, attune__variant *variant);
-void attune__cuda_tma_variant(const attune__shape *shape, const attune_plan_choice *choice, attune__variant *variant);
+/* large_chunk: scores of a thread in a chunk of the forward kernel where the expression leaves more registers. */
+void attune__cuda_tma_variant(const attune__shape *shape, const attune_plan_choice *choice, uint32_t large_chunk,
+                              attune__variant *variant);
 
 /* For kernels with one tile, BLOCK_M1 x BLOCK_N1: why it does not fit the mask's blocks, or NULL. */
 const char *attune__cuda_reject_blocks(const attune__shape *s, const uint32_t *v, attune__option *option);

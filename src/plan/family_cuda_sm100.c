@@ -184,7 +184,7 @@ static void sm100_variant(const attune__shape *s, const attune_plan_choice *choi
     static const attune__cuda_traits traits = {
         .both_masks = true, .key_intervals = true, .few_registers = true, .exact_slope = true, .near_reads = true};
     attune__cuda_variant(s, choice, &traits, variant);
-    attune__cuda_tma_variant(s, choice, variant);
+    attune__cuda_tma_variant(s, choice, 16, variant);
 }
 
 const attune__family attune__cuda_sm100a = {

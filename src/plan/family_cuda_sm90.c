@@ -266,7 +266,9 @@ static void sm90_variant(const attune__shape *s, const attune_plan_choice *choic
     static const attune__cuda_traits traits = {
         .both_masks = true, .key_intervals = true, .few_registers = true, .near_reads = true};
     attune__cuda_variant(s, choice, &traits, variant);
-    attune__cuda_tma_variant(s, choice, variant);
+    /* Beside wide heads more than eight approximate functions at once spill. */
+    const bool small = variant->fast_functions && (s->head_dim > 128 || s->head_dim_v > 128);
+    attune__cuda_tma_variant(s, choice, small || choice->block_n / 2 % 16 ? 8 : 16, variant);
 }
 
 const attune__family attune__cuda_sm90a = {

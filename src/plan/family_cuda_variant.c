@@ -85,8 +85,12 @@ static void choose_score(const attune__shape *s, const attune_plan_choice *choic
     variant->score_chunks = !variant->soft_cap && (weight >= CHUNK_WEIGHT || reads);
 }
 
+/* Scores of a thread in a chunk where registers are few. */
+#define SMALL_CHUNK 8
+
 /* Hopper's forward kernel has 160 registers for each of three consumer warp groups, else 232 or 248. */
-static void choose_tma_forward(const attune__shape *s, const attune_plan_choice *choice, attune__variant *variant)
+static void choose_tma_forward(const attune__shape *s, const attune_plan_choice *choice, uint32_t large_chunk,
+                               attune__variant *variant)
 {
     const uint32_t d = s->head_dim, dv = s->head_dim_v;
     const bool polynomials = variant->near > 0 && isfinite(variant->near), wide = d > 128 || dv > 128;
@@ -100,6 +104,12 @@ static void choose_tma_forward(const attune__shape *s, const attune_plan_choice 
     if (s->score_expr &&
         (variant->linear || (wide && variant->score.key_count && polynomials) || (d <= 64 && dv > 192)))
         variant->score_chunks = true;
+    /* The compiler begins many approximate functions at once: those of a whole tile spill. */
+    if (s->score_expr) {
+        variant->first_score_chunk = variant->score_chunks ? SMALL_CHUNK : large_chunk;
+        if (variant->score_chunks || (variant->fast_functions && !variant->soft_cap))
+            variant->score_chunk = variant->first_score_chunk;
+    }
     /* A mask whose rows have intervals is seldom evaluated pair by pair. With terms of keys the code is short. */
     if (variant->row_intervals && variant->mask_pairs && !variant->mask.key_count)
         variant->mask_chunks = true;
@@ -141,10 +151,11 @@ void attune__cuda_variant(const attune__shape *s, const attune_plan_choice *choi
         choose_score(s, choice, traits, variant);
 }
 
-void attune__cuda_tma_variant(const attune__shape *s, const attune_plan_choice *choice, attune__variant *variant)
+void attune__cuda_tma_variant(const attune__shape *s, const attune_plan_choice *choice, uint32_t large_chunk,
+                              attune__variant *variant)
 {
     if (choice->direction == ATTUNE_BACKWARD)
         choose_tma_backward(s, choice, variant);
     else
-        choose_tma_forward(s, choice, variant);
+        choose_tma_forward(s, choice, large_chunk, variant);
 }

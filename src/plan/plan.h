@@ -121,7 +121,10 @@ typedef struct attune__variant {
     bool late_captures; /* sizes and strides of captures are loaded where they are used, not kept in registers */
     bool late_delta;    /* delta is loaded after P is computed */
     /* Hopper's kernels, in the registers that a thread has. */
-    bool descending;      /* forward: tiles of keys are taken from the last to the first */
+    bool descending; /* forward: tiles of keys are taken from the last to the first */
+    /* Forward: scores of a thread that are computed at once, 0 = all; and in a query tile's first tile of keys, where
+     * slower and shorter code will do. */
+    uint32_t score_chunk, first_score_chunk;
     bool late_hook;       /* forward: the hook for the next S runs after P V, not beside it */
     bool late_dp;         /* backward: dP is issued after P is known and dV is issued */
     bool early_dq;        /* backward with a cluster: dQ of the previous query tile is added before P is computed */

@@ -34,20 +34,33 @@ static const wanted table[] = {
     {"h200", "(q + kv) % 3 != 0", NULL, 2048, .head_dim = 128, .is = {.mask_pairs = true}},
     {"h200", "sin(q * 0.1) < cos(kv * 0.1)", NULL, 2048, .head_dim = 128,
      .is = {.mask_pairs = true, .mask_chunks = true}},
-    {"h200", NULL, "50 * tanh(score / 50)", 2048, .head_dim = 128, .is = {.soft_cap = true, .near = 25}},
+    {"h200", NULL, "50 * tanh(score / 50)", 2048, .head_dim = 128,
+     .is = {.soft_cap = true, .near = 25, .first_score_chunk = 16}},
     {"h200", NULL, "50 * tanh(score / 50)", 2048, true, .head_dim = 128,
      .is = {.soft_cap = true, .near = 25, .late_dp = true}},
     {"h200", NULL, "score - 0.5 * (q - kv)", 2048, .head_dim = 128,
-     .is = {.linear = true, .near = INFINITY, .score_chunks = true, .descending = true}},
+     .is = {.linear = true,
+            .near = INFINITY,
+            .score_chunks = true,
+            .score_chunk = 8,
+            .first_score_chunk = 8,
+            .descending = true}},
     /* Past 2^23 a float does not hold every distance. */
-    {"h200", NULL, "score - 0.5 * (q - kv)", 1 << 23, .head_dim = 128, .is = {0}},
-    {"h200", NULL, "score + bias[kv]", 2048, .head_dim = 128, .is = {.score = {.key_count = 1}}},
+    {"h200", NULL, "score - 0.5 * (q - kv)", 1 << 23, .head_dim = 128, .is = {.first_score_chunk = 16}},
+    {"h200", NULL, "score + bias[kv]", 2048, .head_dim = 128,
+     .is = {.first_score_chunk = 16, .score = {.key_count = 1}}},
     /* A tile of decode has rows of several heads, for which a term of a key must not depend on the head. */
     {"h200", NULL, "score + bias[kv] * heat[h]", 1, .head_dim = 128, .is = {.score = {.key_count = 1, .row_count = 1}}},
     {"h200", NULL, "score + bias[kv + h]", 1, .head_dim = 128, .is = {0}},
-    {"h200", NULL, "score + bias[q - kv]", 2048, .head_dim = 128, .is = {.score_chunks = true}},
-    {"h200", NULL, "score * sigmoid(1.702 * score)", 2048, .head_dim = 128, .is = {0}},
-    {"h200", NULL, "score * sigmoid(1.702 * score) + sin(score)", 2048, .head_dim = 128, .is = {.score_chunks = true}},
+    {"h200", NULL, "score + bias[q - kv]", 2048, .head_dim = 128,
+     .is = {.score_chunks = true, .score_chunk = 8, .first_score_chunk = 8}},
+    /* Approximate functions, of which the compiler begins many at once. */
+    {"h200", NULL, "score * sigmoid(1.702 * score)", 2048, .head_dim = 128,
+     .is = {.score_chunk = 16, .first_score_chunk = 16}},
+    {"h200", NULL, "score * sigmoid(1.702 * score)", 2048, .head_dim = 192,
+     .is = {.score_chunk = 8, .first_score_chunk = 8}},
+    {"h200", NULL, "score * sigmoid(1.702 * score) + sin(score)", 2048, .head_dim = 128,
+     .is = {.score_chunks = true, .score_chunk = 8, .first_score_chunk = 8}},
     {"h200", NULL, "score * heat[h] + bias[q - kv] + bias[kv]", 2048, true, true, 128,
      .is = {.late_delta = true,
             .fused_gradients = true,
@@ -126,6 +139,8 @@ Test(variant, follows_from_the_expressions)
         SAME(linear);
         SAME(mask_chunks);
         SAME(score_chunks);
+        SAME(score_chunk);
+        SAME(first_score_chunk);
         SAME(late_captures);
         SAME(late_delta);
         SAME(descending);
