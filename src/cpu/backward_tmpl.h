@@ -16,6 +16,7 @@
 
 #include "cpu/backward.h"
 #include "cpu/block_iterator.h"
+#include "cpu/nonfinite_tmpl.h"
 
 /* A thread's arrays. */
 #define ARRAY(type, name, rows, columns) type *name;
@@ -146,20 +147,13 @@ static void recompute(const attune__cpu_backward_run *run, const rows *it, const
     }
 }
 
-/* c += a b, with b packed. If b has non-finite elements, zeros of a are skipped. */
+/* c += a b, with b packed. Where a is 0, non-finite elements of b add nothing. */
 static void multiply_add(const NAME(cpu_kernels) * kernels, REAL *c, size_t ldc, const REAL *a, size_t lda, size_t m,
-                         size_t k, const REAL *b, size_t panel_stride, bool finite)
+                         size_t k, REAL *b, size_t panel_stride, bool finite)
 {
-    if (finite) {
-        kernels->multiply_add(c, ldc, a, lda, m, k, b, panel_stride, ldc / ATTUNE__PANEL);
-        return;
-    }
-    for (size_t r = 0; r < m; r++)
-        for (size_t i = 0; i < k; i++) {
-            const REAL factor = a[r * lda + i];
-            for (size_t d = 0; factor != 0 && d < ldc; d++)
-                c[r * ldc + d] += factor * b[d / ATTUNE__PANEL * panel_stride + i * ATTUNE__PANEL + d % ATTUNE__PANEL];
-        }
+    if (!finite)
+        take_nonfinite(c, ldc, a, lda, m, &(operand){b, k, ldc, ATTUNE__PANEL, panel_stride}, NULL, 0, 0);
+    kernels->multiply_add(c, ldc, a, lda, m, k, b, panel_stride, ldc / ATTUNE__PANEL);
 }
 
 /* 7: store rows of a gradient. */

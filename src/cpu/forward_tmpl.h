@@ -10,6 +10,7 @@
 
 #include "base/quant.h"
 #include "cpu/block_iterator.h"
+#include "cpu/nonfinite_tmpl.h"
 
 /* Up to this many rows, products read k and v in place: packing pays only if enough rows share it. */
 #define DIRECT_ROWS 12
@@ -245,19 +246,31 @@ static void softmax(const attune__cpu_run *run, const item *it, const state *st,
     }
 }
 
-/* O += P V without forbidden pairs, for V with non-finite elements: 0 * inf and 0 * NaN would be NaN. */
-static void accumulate_allowed(const item *it, const state *st, const attune__kv_tile *tile, size_t panel_stride)
+/* Adds the non-finite elements of a partial tile's V, from column `first` of P on, to the rows that attend to them. */
+static void take_values(const item *it, const state *st, size_t first, const operand *v)
 {
-    for (size_t r = 0; r < it->rows; r++) {
-        const uint16_t *bits = st->bits + r * st->ldb;
-        const REAL *p = st->s + r * st->lds;
-        REAL *o = st->o + r * st->ldo;
-        for (size_t c = 0; c < tile->count; c++) {
-            if (!(bits[c / ATTUNE__PANEL] >> c % ATTUNE__PANEL & 1))
-                continue;
-            for (size_t d = 0; d < st->ldo; d++)
-                o[d] += p[c] * st->v[d / ATTUNE__PANEL * panel_stride + c * ATTUNE__PANEL + d % ATTUNE__PANEL];
+    take_nonfinite(st->o, st->ldo, st->s + first, st->lds, it->rows, v, st->bits, st->ldb, first);
+}
+
+/* 6: O += P V from rows in place. Rows with non-finite elements are copied. */
+static void accumulate_direct(const attune__cpu_run *run, const item *it, const state *st, const attune__kv_tile *tile,
+                              source v)
+{
+    const NAME(cpu_kernels) *kernels = &run->device->KERNELS;
+    const size_t dv = run->program->shape.head_dim_v;
+    const bool taken = tile->partial && !kernels->finite(v.rows, v.stride, v.dtype, tile->count, dv);
+    const bool copied = taken || v.dtype != REAL_DTYPE;
+    const size_t step = v.dtype == REAL_DTYPE ? tile->count : STAGE_ROWS;
+    for (size_t c = 0; c < tile->count; c += step) {
+        const size_t n = tile->count - c < step ? tile->count - c : step;
+        source rows = {v.rows + (ptrdiff_t)c * v.stride, v.stride, v.dtype};
+        if (copied) {
+            kernels->load_rows(st->v, dv, rows.rows, rows.stride, rows.dtype, n, dv, 1);
+            rows = (source){(const char *)st->v, (ptrdiff_t)(dv * sizeof(REAL)), REAL_DTYPE};
         }
+        if (taken)
+            take_values(it, st, c, &(operand){st->v, n, dv, dv, ATTUNE__PANEL});
+        kernels->axpys(st->o, st->ldo, st->s + c, st->lds, it->rows, rows.rows, rows.stride, NULL, n, dv);
     }
 }
 
@@ -268,25 +281,14 @@ static void accumulate(const attune__cpu_run *run, const item *it, const state *
     const NAME(cpu_kernels) *kernels = &run->device->KERNELS;
     const size_t dv = run->program->shape.head_dim_v;
     const size_t panel_stride = ATTUNE__PANEL * attune__cpu_pad(run->block_n);
-    const bool direct = it->rows <= DIRECT_ROWS;
-    bool finite = !tile->partial || !direct || kernels->finite(v.rows, v.stride, v.dtype, tile->count, dv);
-    if (!direct || !finite)
-        finite = kernels->pack_v(st->v, panel_stride, v.rows, v.stride, v.dtype, tile->count, dv);
-    if (tile->partial && !finite) {
-        accumulate_allowed(it, st, tile, panel_stride);
-    } else if (!direct) {
-        kernels->multiply_add(st->o, st->ldo, st->s, st->lds, it->rows, tile->count, st->v, panel_stride,
-                              st->ldo / ATTUNE__PANEL);
-    } else if (v.dtype == REAL_DTYPE) {
-        kernels->axpys(st->o, st->ldo, st->s, st->lds, it->rows, v.rows, v.stride, NULL, tile->count, dv);
-    } else {
-        for (size_t c = 0; c < tile->count; c += STAGE_ROWS) {
-            size_t n = tile->count - c < STAGE_ROWS ? tile->count - c : STAGE_ROWS;
-            kernels->load_rows(st->v, dv, v.rows + (ptrdiff_t)c * v.stride, v.stride, v.dtype, n, dv, 1);
-            kernels->axpys(st->o, st->ldo, st->s + c, st->lds, it->rows, st->v, (ptrdiff_t)(dv * sizeof(REAL)), NULL, n,
-                           dv);
-        }
+    if (it->rows <= DIRECT_ROWS) {
+        accumulate_direct(run, it, st, tile, v);
+        return;
     }
+    if (!kernels->pack_v(st->v, panel_stride, v.rows, v.stride, v.dtype, tile->count, dv) && tile->partial)
+        take_values(it, st, 0, &(operand){st->v, tile->count, dv, ATTUNE__PANEL, panel_stride});
+    kernels->multiply_add(st->o, st->ldo, st->s, st->lds, it->rows, tile->count, st->v, panel_stride,
+                          st->ldo / ATTUNE__PANEL);
 }
 
 /* The contents of st->q: nothing yet, Q in REAL, Q packed for products of 16-bit matrices. */
@@ -373,6 +375,9 @@ static void store(const attune__cpu_run *run, int64_t b, int64_t h, int64_t q, R
         m = l; /* a score is NaN, and so is the maximum */
     }
     const REAL top = add_sink(run, sink, o, m, &l);
+    /* A zero of O is positive: a sum of zeros has the sign of V at forbidden pairs where it began as -0. */
+    for (size_t d = 0; d < dv; d++)
+        o[d] += 0;
     run->device->KERNELS.store_row(attune__cpu_at(out, attune_dtype_size(out->dtype), b, h, q), out->dtype, o, dv, l);
     store_value(&call->lse, b, h, q, (REAL)((double)top + log((double)l)));
     store_value(&call->row_max, b, h, q, m);
