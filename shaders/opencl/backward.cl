@@ -454,6 +454,8 @@ attune_backward(ATTUNE_KERNEL_PARAMETERS ATTUNE_BACKWARD_PARAMETERS ATTUNE_KERNE
         }
     }
 #elif CAPTURES
-    shared_reads_end(&shared, workspace, w.outer.b, w.outer.h ATTUNE_MODS);
+    /* The launch without rows, by which a plan compiles, has no table of symbols: h / group would divide by 0. */
+    if (w.outer.rows)
+        shared_reads_end(&shared, workspace, w.outer.b, w.outer.h ATTUNE_MODS);
 #endif
 }

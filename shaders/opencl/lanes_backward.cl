@@ -220,6 +220,8 @@ attune_lanes_backward(ATTUNE_KERNEL_PARAMETERS ATTUNE_BACKWARD_PARAMETERS ATTUNE
     store_rows(y, &outer, d_v + plane_of(&args.d_v, outer.b, outer.h) + (long)outer.row0 * args.d_v.stride_row,
                args.d_v.stride_row, aligned, HEAD_DIM_V, 1.0f);
 #elif CAPTURES
-    shared_reads_end(&shared, workspace, outer.b, outer.h ATTUNE_MODS);
+    /* The launch without rows, by which a plan compiles, has no table of symbols: h / group would divide by 0. */
+    if (outer.rows)
+        shared_reads_end(&shared, workspace, outer.b, outer.h ATTUNE_MODS);
 #endif
 }
