@@ -6,7 +6,7 @@ import pathlib
 import re
 import sys
 
-root = pathlib.Path(sys.argv[1])
+root = pathlib.Path(sys.argv[1]).resolve()  # as this file below, however it was named
 FOLDERS = ['src', 'cuda', 'shaders', 'include', 'bench', 'tests', 'examples', 'bindings', 'docs', '.ci', '.github']
 SLASHES = {'.c', '.h', '.cc', '.cu', '.cuh', '.cl', '.comp', '.glsl', '.js', '.css', '.md'}
 HASHES = {'', '.py', '.sh', '.build', '.txt', '.yml', '.toml', '.in'}
