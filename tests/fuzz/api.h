@@ -7,8 +7,8 @@
 #include <stdlib.h>
 
 #define API_SLOTS 4
-/* Integers that the device reads: lengths, pages, slots, trees, and tensors of masks. Nothing else writes them, as the
- * outputs of a call must not overlap its inputs. */
+/* Integers that the device reads: lengths, pages, slots, trees, and tensors of masks. No call writes them, as its
+ * outputs must not overlap its inputs. */
 #define API_INTEGERS 4096
 
 /* The bytes that are left of the input. */
@@ -26,8 +26,8 @@ typedef struct api_world {
     attune_problem problems[API_SLOTS]; /* of the serving plans, without handles */
     attune_buffer *buffers[API_SLOTS];
     attune_merger *mergers[API_SLOTS];
-    attune_buffer *integers;
-    int32_t values[API_INTEGERS]; /* of `integers` */
+    attune_buffer *integers, *workspace; /* the latter of calls over a cache, which keep their schedules there */
+    int32_t values[API_INTEGERS];        /* of `integers` */
 } api_world;
 
 void api_expect(bool condition);

@@ -170,7 +170,8 @@ void api_run_serving(api_world *w, api_tape *t)
                              .capture_count = api_below(t, 8) ? 2 : 0,
                              .parameters = &parameter,
                              .parameter_count = api_below(t, 8) ? 1 : 0,
-                             .workspace = w->buffers[api_below(t, API_SLOTS)],
+                             .workspace = w->workspace,
+                             .workspace_offset = api_below(t, 8) ? 0 : (uint64_t)api_length(t),
                              .cache = api_below(t, 32) ? &s.cache : NULL,
                              .batch = api_below(t, 32) ? &s.batch : NULL};
     if (s.p.lse && api_below(t, 2))

@@ -140,6 +140,7 @@ static void begin(api_world *w)
     for (int i = 0; i < API_SLOTS; i++)
         api_expect(attune_buffer_create(w->devices[0], 1 << 18, &w->buffers[i]) == ATTUNE_OK);
     api_expect(attune_merger_create(w->devices[0], &w->mergers[0]) == ATTUNE_OK);
+    api_expect(attune_buffer_create(w->devices[0], 1 << 18, &w->workspace) == ATTUNE_OK);
     api_expect(attune_buffer_wrap(w->devices[0], w->values, sizeof w->values, &w->integers) == ATTUNE_OK);
     /* One sequence of 20 keys in pages 0, 1, ... until the input says otherwise. */
     for (int i = 0; i < API_INTEGERS; i++)
@@ -198,5 +199,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         attune_plan_destroy(w.serving[i]);
     }
     attune_buffer_destroy(w.integers);
+    attune_buffer_destroy(w.workspace);
     return 0;
 }

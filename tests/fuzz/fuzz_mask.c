@@ -27,8 +27,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     desc.kv_heads = 1 + data[6] % 2;
     desc.heads = desc.kv_heads * (1 + data[6] / 2 % 2);
 
+    /* As the API does: a mask has no rows of ragged batches. */
+    attune_expr *parsed = oracle_parse(text), *dense = NULL;
+    if (parsed)
+        (void)attune__expr_dense(&attune__default_allocator, parsed, &dense);
+    attune__expr_release(parsed);
     oracle_bound bound;
-    if (oracle_bind_world(&bound, text, &world) == ATTUNE_OK) {
+    if (oracle_bind(&bound, dense, world.captures, 7, world.parameters, 2) == ATTUNE_OK) {
         attune_mask *mask = NULL;
         char message[256];
         if (attune__mask_build(&attune__default_allocator, &desc, bound.expr, bound.arrays, bound.values, &mask) !=
