@@ -18,10 +18,12 @@
 #define ATTUNE_VULKAN_IS_PARTIAL 256u
 
 /* Work of a workgroup: groups of four columns in combine.comp, rows in backward_delta.comp (of eight invocations each),
- * elements of a capture in backward_sums.comp. */
+ * elements of a capture in backward_sums.comp; and the invocations that share the rows of a head in
+ * backward_sinks.comp. */
 #define ATTUNE_VULKAN_COMBINE_COLUMNS 64u
 #define ATTUNE_VULKAN_DELTA_ROWS      8u
 #define ATTUNE_VULKAN_SUMS_ELEMENTS   64u
+#define ATTUNE_VULKAN_SINKS_THREADS   128u
 
 /* A tensor [batch][head][row][contiguous]. Address 0: it is absent. */
 ATTUNE_STRUCT(attune_vulkan_tensor)
@@ -52,6 +54,8 @@ ATTUNE_BLOCK(attune_vulkan_arguments)
     /* backward */
     attune_vulkan_tensor d_o, d_lse, d_q, d_k, d_v;
     ATTUNE_ADDRESS delta;        /* f32 [batch][heads][q_len] */
+    ATTUNE_ADDRESS d_sinks;      /* f32 for each head */
+    ATTUNE_STRIDE d_sinks_h;     /* bytes */
     ATTUNE_ADDRESS mask_columns; /* as mask_rows, of the transposed lists */
     ATTUNE_UINT mask_columns_b, mask_columns_h;
     ATTUNE_UINT inner_q_block; /* as kv_block, of the inner tiles of queries */

@@ -754,7 +754,7 @@ typedef struct attune_problem {
      */
     attune_dtype kv_dtype; /* of k and v (and d_k and d_v); 0 = dtype */
     attune_dtype o_dtype;  /* of o (and d_o); 0 = dtype */
-    bool sinks;            /* calls pass sinks (attune_forward_args.sinks); CPU, OpenCL, Vulkan forward; caches */
+    bool sinks;            /* calls pass sinks (attune_forward_args.sinks) */
     /*
      * Serving: calls pass a cache and a batch of sequences (attune_cache, attune_batch) instead of k, v and a mask; on
      * the CPU, Vulkan, CUDA and OpenCL, forward, without segments. tokens is the most rows of q in a call, over all

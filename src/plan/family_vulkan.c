@@ -13,14 +13,12 @@
     }
 #define MIXES (1u << ATTUNE__PASS_FORWARD | 1u << ATTUNE__PASS_DECODE)
 
-/* Sinks and head dimensions above 256 are of forward and decode. */
+/* Head dimensions above 256 are of forward and decode. */
 static const char *vulkan_reject_problem(const attune__search *search)
 {
     const attune__shape *s = search->shape;
     if (search->pass != ATTUNE__PASS_BACKWARD)
         return NULL;
-    if (s->sinks)
-        return "its backward pass has no gradient of sinks (problem.sinks)";
     return s->head_dim > 256 || s->head_dim_v > 256 ? "the head dimensions of its backward pass are at most 256" : NULL;
 }
 

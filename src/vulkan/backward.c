@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The backward pass: the kernels of shaders/backward*.comp and a call's launches. Delta comes first; then dQ with the
- * capture gradients, and dK with dV, which do not depend on one another; then the sums of captures are added to the
- * caller's tensors.
+ * capture gradients, dK with dV, and the gradients of sinks, which do not depend on one another; then the sums of
+ * captures are added to the caller's tensors.
  */
 #include "vulkan/launch.h"
 
@@ -14,7 +14,12 @@
 #include "shaders/backward_delta_bf16.h"
 #include "shaders/backward_delta_f16.h"
 #include "shaders/backward_delta_f32.h"
+#include "shaders/backward_sinks.h"
 #include "shaders/backward_sums.h"
+
+/* Rows of an invocation of backward_sinks.comp under llvmpipe's bound on loops (family.h), beside its loop over the
+ * invocations. */
+#define MOST_SINKS_STEPS (UINT32_C(60000) / 2 - ATTUNE_VULKAN_SINKS_THREADS)
 
 /* --------------------------------------------------------------------------------------------------------- programs */
 
@@ -58,6 +63,7 @@ attune_status attune__vulkan_backward_pipelines(attune_device *device, const att
 {
     static const attune__vulkan_module deltas[3] = ATTUNE__VULKAN_MODULES(backward_delta);
     static const attune__vulkan_module sums = ATTUNE__VULKAN_MODULE(attune__spirv_backward_sums);
+    static const attune__vulkan_module sinks = ATTUNE__VULKAN_MODULE(attune__spirv_backward_sinks);
     const attune_limits *limits = &device->info.limits;
     attune__vulkan_kernel queries[2], keys[2];
     for (int aligned = 0; aligned < 2; aligned++) {
@@ -69,6 +75,9 @@ attune_status attune__vulkan_backward_pipelines(attune_device *device, const att
     const attune__vulkan_module *delta = &deltas[attune__vulkan_dtype_index(desc->shape->k_dtype)];
     ATTUNE__TRY(attune__vulkan_pipeline_specialise(device, delta->words, delta->count, NULL, "delta", keys[0].constants,
                                                    0, &program->delta));
+    if (desc->shape->sinks)
+        ATTUNE__TRY(attune__vulkan_pipeline_specialise(device, sinks.words, sinks.count, NULL, "sinks",
+                                                       keys[0].constants, 0, &program->sinks));
     if (!attune__requests_captures(desc->shape, desc->gradient))
         return ATTUNE_OK;
     return attune__vulkan_pipeline_specialise(device, sums.words, sums.count, NULL, "sums", keys[0].constants, 0,
@@ -95,7 +104,7 @@ typedef struct run {
     uint32_t sum_count;
     attune__shaders_workspace place; /* of the workspace's parts */
     uint64_t sums_size;
-    pass passes[3 + ATTUNE_EXPR_MAX_SYMBOLS];
+    pass passes[4 + ATTUNE_EXPR_MAX_SYMBOLS];
     uint32_t pass_count;
 } run;
 
@@ -130,6 +139,8 @@ static void describe(run *r)
     a->d_k = attune__vulkan_tensor_describe(&back->d_k, store, ATTUNE_VULKAN_ALIGNED_D_K, &a->flags);
     a->d_v = attune__vulkan_tensor_describe(&back->d_v, store, ATTUNE_VULKAN_ALIGNED_D_V, &a->flags);
     a->d_lse = attune__vulkan_tensor_describe(&back->d_lse, 1, 0, &a->flags);
+    a->d_sinks = attune__vulkan_tensor_address(&back->d_sinks);
+    a->d_sinks_h = back->d_sinks.stride[0] * (int64_t)sizeof(float);
     const uint64_t base = attune__vulkan_address(call->workspace, call->workspace_offset);
     a->delta = base;
     a->score_mod = base + r->place.arguments + sizeof *a;
@@ -164,7 +175,10 @@ static attune_status check_loops(const run *r)
         (uint64_t)(call->heads / call->kv_heads) * (call->k.size[0] < call->batch ? (uint64_t)call->batch : 1);
     const uint32_t n2 = program->choice.block_n2, m1 = program->choice.block_m1;
     ATTUNE__TRY(check_steps(r, "queries", (keys + n2 - 1) / n2, program->most_steps));
-    return check_steps(r, "keys", planes * ((queries + m1 - 1) / m1 + 1), program->most_key_steps);
+    ATTUNE__TRY(check_steps(r, "keys", planes * ((queries + m1 - 1) / m1 + 1), program->most_key_steps));
+    const uint64_t rows = r->call->d_sinks.buffer ? (uint64_t)call->batch * (uint64_t)call->q_len : 0;
+    return check_steps(r, "a head's rows", (rows + ATTUNE_VULKAN_SINKS_THREADS - 1) / ATTUNE_VULKAN_SINKS_THREADS,
+                       program->most_steps ? MOST_SINKS_STEPS : 0);
 }
 
 static attune_status add_pass(run *r, const pass *p)
@@ -212,6 +226,14 @@ static attune_status add_passes(run *r)
                                 .flops = 2.0 * choice->block_n1 * queries * 2 * (d + dv),
                                 .what = "tiles of keys",
                             }));
+    if (r->call->d_sinks.buffer)
+        ATTUNE__TRY(add_pass(r, &(pass){
+                                    .pipeline = &program->sinks,
+                                    .arguments = base,
+                                    .workgroups = (uint64_t)call->heads,
+                                    .flops = (double)(call->batch * call->q_len) * 32,
+                                    .what = "heads",
+                                }));
     const uint64_t table = program->score ? attune__mods_table_size(program->score) : 0;
     for (uint32_t i = 0; i < r->sum_count; i++)
         ATTUNE__TRY(add_pass(

@@ -20,7 +20,7 @@ typedef struct attune__vulkan_program {
     uint32_t most_steps;             /* tiles of keys of a workgroup that the driver allows; 0 = no bound */
     /* backward: forward and aligned give dQ, and gradients of captures */
     const attune__gradient *gradient;
-    attune__vulkan_pipeline delta, keys, keys_aligned, sums;
+    attune__vulkan_pipeline delta, keys, keys_aligned, sums, sinks;
     uint32_t most_key_steps; /* tiles of queries of a workgroup of keys; 0 = no bound */
     /* of a plan over a cache */
     attune__shaders_parts parts;

@@ -136,6 +136,7 @@ void attune__vulkan_program_destroy(attune__program *program)
     attune__vulkan_pipeline_destroy(device, &mine->keys);
     attune__vulkan_pipeline_destroy(device, &mine->keys_aligned);
     attune__vulkan_pipeline_destroy(device, &mine->sums);
+    attune__vulkan_pipeline_destroy(device, &mine->sinks);
     attune__vulkan_pipeline_destroy(device, &mine->schedule);
     attune__vulkan_pipeline_destroy(device, &mine->merge);
     attune__vulkan_pipeline_destroy(device, &mine->append);

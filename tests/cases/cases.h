@@ -66,13 +66,13 @@ static inline attention_case case_unmixed(const attention_case *c)
     return made;
 }
 
-/* Features that not every backend has yet: Vulkan has them in forward, CUDA and OpenCL the sinks. */
+/* Not every backend has large head dimensions yet: Vulkan has them in forward. */
 static inline bool case_supported(const attention_case *c, const char *backend, bool gradients)
 {
     const bool wide = c->head_dim > 256 || c->head_dim_v > 256;
     if (!strcmp(backend, "cpu") || (!strcmp(backend, "vulkan") && !gradients))
         return true;
-    return !wide && (!c->sinks || strcmp(backend, "vulkan"));
+    return !wide;
 }
 
 /* Not those whose outputs are NaN or infinite: their gradients are too. */

@@ -204,7 +204,7 @@ static void draw_rest(rng *r, attune_backend backend, problem *p)
         if (rng_chance(r, 50))
             p->head_dim_v = 8 * (uint32_t)rng_range(r, 1, 64);
     }
-    p->sinks = rng_chance(r, forward || backend != ATTUNE_BACKEND_VULKAN ? 25 : 3);
+    p->sinks = rng_chance(r, 25);
     for (int i = 0; i < p->call_count; i++) {
         draw_layout(r, true, false, 1, &p->calls[i].sinks);
         draw_layout(r, false, false, 1, &p->calls[i].d_sinks);

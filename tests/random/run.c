@@ -430,8 +430,6 @@ static const char *lacking_of(attune_backend backend, const problem *p)
         return NULL;
     if (back && (p->kv_dtype != p->dtype || p->o_dtype != p->dtype))
         return "gradients of mixed types";
-    if (p->sinks && back && backend == ATTUNE_BACKEND_VULKAN)
-        return "sinks";
     return !vulkan && (p->head_dim > 256 || p->head_dim_v > 256) ? "head dimensions above 256" : NULL;
 }
 

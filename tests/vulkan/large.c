@@ -324,3 +324,70 @@ Test(vulkan_large, batches_far_apart)
 {
     run_far(0);
 }
+
+/* d_sink of so many rows, each of which gives -1; false: the driver's bound on loops refuses them. */
+static bool sum_sink(int64_t batch, int64_t q_len)
+{
+    fixture r = fixture_open();
+    const attune_problem problem = {.struct_size = sizeof problem,
+                                    .direction = ATTUNE_BACKWARD,
+                                    .dtype = ATTUNE_F32,
+                                    .head_dim = 8,
+                                    .batch = batch,
+                                    .q_len = q_len,
+                                    .kv_len = 8,
+                                    .sinks = true};
+    attune_plan *plan;
+    cr_assert_eq(attune_plan_create(r.device, &problem, NULL, &plan), ATTUNE_OK, "%s", attune_last_error());
+    /* Inputs have one row, which all share. */
+    const float row[8] = {0.5f, 0.5f, 0.5f, 0.5f, 0.5f, 0.5f, 0.5f, 0.5f};
+    attune_tensor rows = {.dtype = ATTUNE_F32, .rank = 4, .size = {batch, 1, q_len, 8}, .stride = {0, 0, 0, 1}};
+    rows.buffer = filled(&r, sizeof row, row);
+    attune_tensor keys = rows, lse = rows;
+    keys.size[2] = 8;
+    lse.rank = 3;
+    lse.stride[1] = 1; /* of one head: strides of 0 alone are those of a contiguous tensor */
+    attune_tensor d_q = {.dtype = ATTUNE_F32, .rank = 4, .size = {batch, 1, q_len, 8}}, d_k = d_q;
+    d_k.size[2] = 8;
+    const attune_tensor sinks = {.buffer = rows.buffer, .dtype = ATTUNE_F32, .rank = 1, .size = {1}};
+    attune_backward_args args = {.struct_size = sizeof args,
+                                 .q = rows,
+                                 .k = keys,
+                                 .v = keys,
+                                 .o = rows,
+                                 .lse = lse,
+                                 .d_o = rows,
+                                 .sinks = sinks,
+                                 .d_q = d_q,
+                                 .d_k = d_k,
+                                 .d_v = d_k,
+                                 .d_sinks = sinks};
+    const uint64_t key_bytes = (uint64_t)batch * 8 * sizeof row;
+    args.d_q.buffer = buffer_or_skip(&r, (uint64_t)(batch * q_len) * sizeof row);
+    args.d_k.buffer = buffer_or_skip(&r, key_bytes);
+    args.d_v.buffer = buffer_or_skip(&r, key_bytes);
+    args.d_sinks.buffer = buffer_or_skip(&r, sizeof row[0]);
+    args.workspace = buffer_or_skip(&r, attune_plan_workspace_size(plan));
+    attune_completion completion;
+    const attune_status status = attune_backward(plan, attune_device_queue(r.device), &args, &completion);
+    float sum = 0;
+    if (status == ATTUNE_OK) {
+        cr_assert_eq(attune_completion_wait(completion, UINT64_MAX), ATTUNE_OK, "%s", attune_last_error());
+        cr_assert_eq(attune_buffer_read(args.d_sinks.buffer, 0, &sum, sizeof sum), ATTUNE_OK);
+        /* delta is 8 * 0.5 * 0.5. */
+        cr_expect_eq((double)sum, (double)(-2 * batch * q_len), "%g", (double)sum);
+    } else {
+        cr_expect_eq(status, ATTUNE_UNSUPPORTED, "%s", attune_last_error());
+        cr_expect(strstr(attune_last_error(), "a head's rows"), "%s", attune_last_error());
+    }
+    attune_plan_destroy(plan);
+    fixture_close(&r);
+    return status == ATTUNE_OK;
+}
+
+/* The second has more rows of a head than a driver that bounds a shader's loops takes. */
+Test(vulkan_large, rows_of_a_sink)
+{
+    cr_expect(sum_sink(200, 955));
+    sum_sink(4000, 956);
+}
