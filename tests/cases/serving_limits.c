@@ -449,6 +449,48 @@ static void compare_rows(const serving *s, const int *claims, const guarded *g, 
     }
 }
 
+/* Every other sequence claims half of the rows of the one before the last, and those between have none. */
+static void overlap(const serving *s, int64_t q_len, step *t)
+{
+    const int64_t sequences = s->kv_len.size[0], tokens = serving_tokens(s);
+    for (int64_t b = 0; b <= sequences; b++) {
+        const int64_t start = b / 2 * (q_len / 2) + b % 2 * q_len;
+        t->q_start[b] = (int32_t)(start < tokens ? start : tokens);
+    }
+    t->count = (int32_t)sequences;
+}
+
+/* Each element of a row that several sequences claim is that of one of them, as the CPU computes it alone. */
+static int64_t compare_claims(const serving *s, const step *t, int64_t q_len, const int *claims, const guarded *g,
+                              guarded *cpu)
+{
+    const int64_t width = s->a.q.size[1] * s->a.q.size[2], tokens = serving_tokens(s), sequences = s->kv_len.size[0];
+    const float *got = (const float *)(const void *)(g->tensors[0].contents + GUARD);
+    bool *found = calloc((size_t)(tokens * width), sizeof *found);
+    int64_t rows = 0;
+    cr_assert(found);
+    for (int64_t b = 0; b < sequences && b < t->count; b++) {
+        step alone = *t;
+        for (int64_t i = 0; i <= sequences; i++)
+            if (i != b && i != b + 1)
+                alone.q_start[i] = -1; /* of no sequence */
+        int own[256];
+        find_claims(s, &alone, q_len, own);
+        write_step(cpu, s, &alone);
+        run(cpu->device, cpu->plan, &cpu->call);
+        const float *o = (const float *)(const void *)((const unsigned char *)read_guarded(cpu, 0) + GUARD);
+        for (int64_t i = 0; i < tokens * width; i++)
+            found[i] |= own[i / width] && fabsf(got[i] - o[i]) < 1e-5f * (1 + fabsf(o[i]));
+    }
+    for (int64_t i = 0; i < tokens * width; i++) {
+        cr_assert(claims[i / width] < 2 || found[i], "row %lld: %g is of no sequence that claims it",
+                  (long long)(i / width), (double)got[i]);
+        rows += i % width == 0 && claims[i / width] > 1;
+    }
+    free(found);
+    return rows;
+}
+
 /* Lengths, tables and slots that are wrong: the CPU's results, which tests/api/serving.c states, and nothing written
  * around them. */
 static void run_wrong(const char *backend, bool list)
@@ -473,11 +515,14 @@ static void run_wrong(const char *backend, bool list)
     OK(attune_device_open(instance, "cpu", &device));
     guarded_create(&g[1], device, &s);
     const int64_t q_len = serving_problem(&s, false, false).q_len;
+    int64_t claimed = 0;
     int claims[256], rounds = 0;
     for (int round = 0; round < 24; round++) {
         step t;
         draw_step(&r, &s, &t);
-        const bool twice = find_claims(&s, &t, q_len, claims) || share_pages(&s, &t);
+        if (round % 4 == 1)
+            overlap(&s, q_len, &t);
+        const bool of_two = find_claims(&s, &t, q_len, claims), twice = of_two || share_pages(&s, &t);
         for (int i = 0; i < 2; i++) {
             attune_completion done;
             const attune_append_args append = {.struct_size = sizeof append,
@@ -496,16 +541,23 @@ static void run_wrong(const char *backend, bool list)
             OK(attune_completion_wait(done, UINT64_MAX));
         }
         compare_rows(&s, claims, &g[0], &g[1]);
+        claimed += of_two ? compare_claims(&s, &t, q_len, claims, &g[0], &g[1]) : 0;
         rounds += !twice;
         for (int i = 1; i < 3; i++)
             cr_assert_eq(memcmp(read_guarded(&g[0], i), read_guarded(&g[1], i), g[0].tensors[i].bytes), 0,
                          "round %d: %s of the cache differs from the CPU's", round, i == 1 ? "k" : "v");
     }
     cr_assert_gt(rounds, 2);
+    cr_assert_gt(claimed, 5);
     guarded_destroy(&g[0]);
     guarded_destroy(&g[1]);
     undraw(&s);
     attune_instance_destroy(instance);
+}
+
+Test(serving_limits, cpu)
+{
+    run_wrong("cpu", false);
 }
 
 Test(serving_limits, vulkan)
