@@ -90,11 +90,32 @@ static uint64_t add_headers(uint64_t hash)
     return hash;
 }
 
+static const char *cxx(void)
+{
+    const char *chosen = getenv("ATTUNE_MODEL_CXX");
+    return chosen ? chosen : MODEL_CXX;
+}
+
+static const char *coverage_flags(void)
+{
+    return getenv("ATTUNE_MODEL_COVERAGE") ? "--coverage -fprofile-note=kernel.gcno" : "";
+}
+
+static const char *cache_folder(void)
+{
+    const char *chosen = getenv("ATTUNE_MODEL_CACHE");
+    return chosen ? chosen : "/tmp/attune-model";
+}
+
 int nvrtcVersion(int *major, int *minor)
 {
     *major = 13;
-    /* So that attune's own cache of kernels, whose key has it, has none of another compiler or model. */
-    *minor = 1000 + (int)(add_headers(UINT64_C(14695981039346656037)) % 1000000);
+    /* So that attune's own cache of kernels, whose key has it, has none of another compiler, model or folder, and none
+     * with another fault. */
+    const char *fault = getenv("ATTUNE_MODEL_FAULT");
+    uint64_t hash = add(add_headers(UINT64_C(14695981039346656037)), fault ? fault : "");
+    hash = add(add(add(hash, cxx()), coverage_flags()), cache_folder());
+    *minor = 1000 + (int)(hash % 1000000000);
     return 0;
 }
 
@@ -196,8 +217,9 @@ static void write_tail(FILE *file, const char *source)
         snprintf(list + strlen(list), sizeof list - strlen(list), "(unsigned char *)%.*s, ", (int)(end - name), name);
     }
     fprintf(file,
-            "extern \"C\" __attribute__((visibility(\"default\"))) unsigned char *model_shared_array(int i)\n"
-            "{ unsigned char *const arrays[] = {%snullptr}; return arrays[i]; }\n",
+            "extern \"C\" __attribute__((visibility(\"default\"), no_sanitize(\"thread\"))) unsigned char "
+            "*model_shared_array(int i)\n"
+            "{ unsigned char *const arrays[] = {%snullptr}; model_storage++; return arrays[i]; }\n",
             list);
 }
 
@@ -205,12 +227,6 @@ static void write_tail(FILE *file, const char *source)
 static const char shared_flags[] =
     "-include builtins.h -std=c++17 -O1 -march=native -gdwarf-4 -fPIC -w -fno-exceptions "
     "-fvisibility=hidden -ffp-contract=off -fno-strict-aliasing -fsanitize=thread";
-
-static const char *cxx(void)
-{
-    const char *chosen = getenv("ATTUNE_MODEL_CXX");
-    return chosen ? chosen : MODEL_CXX;
-}
 
 static const char *own_flags(void)
 {
@@ -222,10 +238,11 @@ static const char *own_flags(void)
 static void run_compiler(program *p, const char *folder, const char *flags)
 {
     char command[8192];
-    snprintf(command, sizeof command,
-             "cd '%s' && { %s -c -o kernel.o kernel.cpp -I. -I'%s' %s %s %s && %s -shared -o kernel.so kernel.o; } "
-             ">log 2>&1",
-             folder, cxx(), MODEL_FOLDER, shared_flags, own_flags(), flags, cxx());
+    snprintf(
+        command, sizeof command,
+        "cd '%s' && { %s -c -o kernel.o kernel.cpp -I. -I'%s' %s %s %s %s && %s -shared -o kernel.so kernel.o %s; } "
+        ">log 2>&1",
+        folder, cxx(), MODEL_FOLDER, shared_flags, own_flags(), coverage_flags(), flags, cxx(), coverage_flags());
     const int status = system(command);
     p->log[0] = '\0';
     if (!status)
@@ -245,7 +262,7 @@ int nvrtcCompileProgram(void *made, int count, const char *const *options)
     program *p = made;
     char flags[8192] = "";
     uint64_t hash = add(add_headers(UINT64_C(14695981039346656037)), p->source);
-    hash = add(add(add(add(hash, p->name), cxx()), own_flags()), shared_flags);
+    hash = add(add(add(add(add(hash, p->name), cxx()), own_flags()), shared_flags), coverage_flags());
     for (int i = 0; i < p->count; i++) {
         const size_t length = strlen(p->names[i]);
         if (length < 3 || strcmp(p->names[i] + length - 3, ".cu") != 0) /* no source includes another one */
@@ -259,9 +276,8 @@ int nvrtcCompileProgram(void *made, int count, const char *const *options)
         if (sscanf(options[i], "-arch=sm_%d", &capability) == 1)
             snprintf(flags + strlen(flags), sizeof flags - strlen(flags), "-D__CUDA_ARCH__=%d0 ", capability);
     }
-    const char *cache = getenv("ATTUNE_MODEL_CACHE");
     char root[256], folder[400], final[300];
-    snprintf(root, sizeof root, "%s", cache ? cache : "/tmp/attune-model");
+    snprintf(root, sizeof root, "%s", cache_folder());
     mkdir(root, 0777);
     snprintf(final, sizeof final, "%s/%016llx", root, (unsigned long long)hash);
     snprintf(p->path, sizeof p->path, "%s/kernel.so", final);

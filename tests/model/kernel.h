@@ -12,6 +12,10 @@ extern "C" {
 model_machine model_functions;
 model_index threadIdx, blockIdx, gridDim, blockDim;
 
+/* A thread has the library's thread-local storage from the first use of any: of this, where a kernel has static shared
+ * memory alone. */
+static thread_local volatile unsigned char model_storage;
+
 extern __attribute__((visibility("default"))) const model_kernel_library model_library;
 const model_kernel_library model_library = {&model_functions, &threadIdx, &blockIdx, &gridDim, &blockDim};
 

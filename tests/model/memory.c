@@ -101,9 +101,16 @@ static uint32_t *make_clocks(int count)
     return made;
 }
 
+/* Shared memory that is not dynamic is in the library's thread-local storage: addresses are those of a kernel that has
+ * no other. */
+static uint32_t static_shared(const loaded *l)
+{
+    return l->shared_count ? 0 : (uint32_t)(l->tls_end - l->tls_begin);
+}
+
 void model_memory_begin(cta *c)
 {
-    const uint32_t size = model_launch->shared;
+    const uint32_t more = static_shared(c->from), size = more ? more : model_launch->shared;
     if (!c->cells) {
         c->cells = malloc(MODEL_SHARED / 4 * sizeof *c->cells);
         if (!c->cells)
@@ -114,11 +121,11 @@ void model_memory_begin(cta *c)
             free(old_pools[i]);
         old_count = pool_used = pool_space = 0;
     }
-    for (uint32_t i = 0; i < size / 4; i++)
+    for (uint32_t i = 0; i < (size + 3) / 4; i++)
         c->cells[i] = (cell){.writer = NOBODY, .reader = NOBODY};
     /* NaN in every type. */
-    if (c->shared)
-        memset(c->shared, 0xff, size);
+    if (c->shared || more)
+        memset(more ? (void *)c->from->tls_begin : c->shared, 0xff, size);
 }
 
 /* "thread 130", "TMA", ... */
@@ -451,6 +458,10 @@ void model_access(const void *p, size_t size, int write, void *pc)
             touch(address, (uint32_t)size, write, true, pc);
             return;
         }
+    if (at - l->tls_begin < static_shared(l)) {
+        touch((uint32_t)(at - l->tls_begin), (uint32_t)size, write, true, pc);
+        return;
+    }
     if (at - l->segment_begin < l->segment_end - l->segment_begin || at - l->tls_begin < l->tls_end - l->tls_begin)
         return;
     model_check_global(p, size, write, pc);
