@@ -82,6 +82,22 @@ bool test_part(uint64_t number)
     return parts < 2 || number % parts == part;
 }
 
+static bool is_or_unset(const char *variable, const char *text)
+{
+    const char *chosen = getenv(variable);
+    return !chosen || !*chosen || !strcmp(chosen, text);
+}
+
+bool test_case(const char *name)
+{
+    return is_or_unset("ATTUNE_TEST_CASE", name);
+}
+
+bool test_dtype(attune_dtype dtype)
+{
+    return is_or_unset("ATTUNE_TEST_DTYPE", attune_dtype_string(dtype));
+}
+
 bool test_sampled(void)
 {
     return getenv("ATTUNE_TEST_SAMPLE") != NULL;

@@ -22,6 +22,11 @@ uint64_t test_seed(void);
 /* Whether this process has the case: ATTUNE_TEST_PART=2/8 is the third of eight that share them. */
 bool test_part(uint64_t number);
 
+/* Whether ATTUNE_TEST_CASE is the name of a table's case that is no test of its own, or is not set. */
+bool test_case(const char *name);
+/* Whether ATTUNE_TEST_DTYPE is the name of a dtype that a row of the case table runs in, or is not set. */
+bool test_dtype(attune_dtype dtype);
+
 /* Of `full` random cases, the first ones that an earlier run of the same programs has had: `full` times
  * ATTUNE_TEST_DONE, at least 1; 0 if that is not set. Where it is, files of tests that read no scale are left out: they
  * would run as they ran. */
