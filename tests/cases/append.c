@@ -591,10 +591,14 @@ static void run_device(const char *backend, unsigned flags)
     device = device_or_skip(instance, backend);
     /* A driver that compiles on the CPU takes a second for a case. */
     const size_t step = test_sampled() ? 7 : 1;
+    size_t ran = 0;
     for (size_t i = test_seed() % step; i < sizeof cases / sizeof cases[0]; i += step)
         if (cases[i].dtype != ATTUNE_F64 && (cases[i].flags & flags) == flags && test_part(i) &&
-            test_case(cases[i].name))
+            test_case(cases[i].name)) {
             run_case(device, &cases[i], 0x18p-24);
+            ran++;
+        }
+    test_case_found(ran);
     attune_device_destroy(device);
     attune_instance_destroy(instance);
 }

@@ -566,15 +566,18 @@ static void run_cuda(const char *names)
     check_names(names ? names : "");
     OK(attune_instance_create(&desc, &instance));
     attune_device *device = device_or_skip(instance, "cuda");
+    size_t ran = 0;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const attune_dtype dtype = dtypes[i % 3];
         if (!test_part(i) || !test_case(cases[i].name) || (names && !named(names, cases[i].name)))
             continue;
         serving_case staged = cases[i];
+        ran++;
         run_case(instance, device, &cases[i], dtype, i);
         if ((staged.options = stages_of(&cases[i], dtype, i)))
             run_case(instance, device, &staged, dtype, i);
     }
+    test_case_found(ran);
     attune_device_destroy(device);
     attune_instance_destroy(instance);
 }

@@ -93,6 +93,11 @@ bool test_case(const char *name)
     return is_or_unset("ATTUNE_TEST_CASE", name);
 }
 
+void test_case_found(size_t ran)
+{
+    cr_assert(ran || test_case(""), "no case that runs here is named %s", getenv("ATTUNE_TEST_CASE"));
+}
+
 bool test_dtype(attune_dtype dtype)
 {
     return is_or_unset("ATTUNE_TEST_DTYPE", attune_dtype_string(dtype));

@@ -24,6 +24,8 @@ bool test_part(uint64_t number);
 
 /* Whether ATTUNE_TEST_CASE is the name of a table's case that is no test of its own, or is not set. */
 bool test_case(const char *name);
+/* Fails the test where ATTUNE_TEST_CASE is the name of none: to be called with how many cases ran. */
+void test_case_found(size_t ran);
 /* Whether ATTUNE_TEST_DTYPE is the name of a dtype that a row of the case table runs in, or is not set. */
 bool test_dtype(attune_dtype dtype);
 

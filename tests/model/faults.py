@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: MIT
+"""Faults that cases.py puts into kernels' sources, one at a time, each of which the model or the oracle must find: (a line as of a list of
+cases, the file, its text, the text in its place, a part of what is said). tests/model/suite.c has more, of the rows of the case table."""
+
+SHARED = 'of shared memory, which'
+
+FAULTS = [
+    # ------------------------------------------------------------------------------------------------------- serving
+    # K is read before its copy is complete.
+    ('case=pages_16 cases serving_cases/cuda', 'serving_sm80.cu', 'copy_wait<STAGES == 1 ? 0 : 2 * (AHEAD - 1)>();', '',
+     'cp.async writes that its thread has not waited for'),
+    # Each thread waits for its own copies and stores its own keys, and reads those of others.
+    ('case=pages_16 cases serving_cases/cuda', 'serving_sm80.cu', 'absent_next[AHEAD - 1] = __syncthreads_or(some);', 'absent_next[AHEAD - 1] = some;',
+     SHARED),
+    # Tiles of keys take each other's places in the ring of their pages.
+    ('case=window cases serving_cases/cuda', 'serving_sm80.cu', '*later = keys + key_place(place, AHEAD);', '*later = keys + place;', SHARED),
+    # A copy ahead goes to the stage that is computed.
+    ('case=window cases serving_cases/cuda', 'serving_sm80.cu', 'u32 free_stage = stage == 0 ? STAGES - 1 : stage - 1;', 'u32 free_stage = stage;',
+     SHARED),
+    # The last tile's operands are overwritten by O while they are read.
+    ('case=pages_16 cases serving_cases/cuda', 'serving_sm80.cu', '            copy_wait<0>();\n            __syncthreads();\n            save_groups(',
+     '            copy_wait<0>();\n            save_groups(', SHARED),
+    # P of the other warps is read before it is stored.
+    ('case=absorbed cases serving_cases/cuda', 'serving_sm80.cu', '                    __syncthreads();\n                    load_p(all, p);',
+     '                    load_p(all, p);', SHARED),
+    # Every key is in the sequence's first page.
+    ('case=pages_16 cases serving_cases/cuda', 'serving_loads.cuh', 't.table[entry * t.entry_stride]', 't.table[0]', 'error'),
+    # K and V are stored with the swizzle of the row beside.
+    ('case=pages_16 cases serving_cases/cuda', 'serving_loads.cuh', 'copy_chunk(to + chunk_offset<CHUNKS>(row, chunk + i)',
+     'copy_chunk(to + chunk_offset<CHUNKS>(row ^ 1, chunk + i)', 'error'),
+    # A row sees its neighbour's drafts.
+    ('case=tree cases serving_cases/cuda', 'serving_sm80.cu', 'words[draft / 32 * s.tree.stride[2]] >> draft % 32', 'words[draft / 32 * s.tree.stride[2]] >> (draft + 1) % 32',
+     'error'),
+    # Blocks of 32 codes have the first one's factor.
+    ('case=q8_0 cases serving_cases/cuda', 'serving_loads.cuh', 'factors[row * FACTORS + chunk / 4] = x[r][i].factor;', 'factors[row * FACTORS] = x[r][i].factor;',
+     'error|' + SHARED),
+    # The CTA that is last but one adds the parts.
+    ('case=split_few cases serving_cases/cuda', 'serving_parts.cuh', '== t.parts - 1;', '== t.parts - 2;', 'error'),
+    # Counters of finished parts are left for the next call.
+    ('case=split_few cases serving_cases/cuda', 'serving_parts.cuh', '            *counter = 0;', '            ;', 'other bits from other pages|error'),
+    # Parts overwrite each other's partial results.
+    ('case=split_few cases serving_cases/cuda', 'serving_parts.cuh', '(u64)(t.slot + part) * PART_BYTES', '(u64)t.slot * PART_BYTES', 'error'),
+    # A warp of the schedule reads another one's choice before it is stored.
+    ('case=split_few cases serving_cases/cuda', 'serving_schedule.cuh', '        of_warps[threadIdx.x / 32] = found;\n    __syncthreads();',
+     '        of_warps[threadIdx.x / 32] = found;', SHARED),
+    # ------------------------------------------------------------------------------------------------------- append
+    # A warp reads what the others found before they have stored it.
+    ('case=f32 cases append/cuda', 'append.cu', '        of_warps[threadIdx.x / 32] = found;\n    __syncthreads();',
+     '        of_warps[threadIdx.x / 32] = found;', SHARED + '|where no buffer is'),
+    # A lane rotates columns that another one has not yet loaded.
+    ('case=rope_interleaved cases append/cuda', 'append.cu', '    row += a.rotary_first;\n    __syncwarp();', '    row += a.rotary_first;', SHARED),
+    # Rows go to the sequence's first page.
+    ('case=rope cases append/cuda', 'append.cu', 't.table[entry * t.entry_stride]', 't.table[0]', 'append'),
+    # The halves of a row are rotated as if neighbours were pairs.
+    ('case=rope cases append/cuda', 'append.cu', 'first + (a.interleaved ? 1 : a.pairs)', 'first + 1', 'append|' + SHARED),
+    # A row's factor is that of its first 32 columns.
+    ('case=i8_rows cases append/cuda', 'append.cu', '            for (int c = lane; c < COUNT; c += 32)\n                most',
+     '            for (int c = lane; c < 32; c += 32)\n                most', 'append'),
+    # The two codes of a byte are of one element.
+    ('case=q4_0 cases append/cuda', 'append.cu', '__shfl_sync(0xffffffffu, code, lane % 16 + 16)', '__shfl_sync(0xffffffffu, code, lane % 16)', 'append'),
+    # ------------------------------------------------------------------------------------------------------- merge
+    # The LSE overwrites that of a part before all lanes have read it.
+    ('scale=0.1 api merge/cuda', 'merge.cu', '    __syncwarp();\n    if (lane == 0 && a.lse.address)', '    if (lane == 0 && a.lse.address)', 'merge'),
+    # Every part is the first one: rows of any layout, and vectors.
+    ('scale=0.1 api merge/cuda', 'merge.cu', 'load2(a.parts[i].o, row_of(a.parts[i].o, p), c, both)', 'load2(a.parts[i].o, row_of(a.parts[0].o, p), c, both)', 'merge'),
+    ('scale=0.1 api merge/cuda', 'merge.cu', 'chunks[i] = load_chunk<TYPE>(a.parts[i].o,', 'chunks[i] = load_chunk<TYPE>(a.parts[0].o,', 'merge'),
+    # A lane leaves out the last exchange of a sum.
+    ('scale=0.1 api merge/backward_cuda', 'merge.cu', 'for (int step = 16; step; step /= 2)', 'for (int step = 16; step > 1; step /= 2)', 'merge'),
+    ('scale=0.1 api merge/backward_cuda', 'merge.cu', 'for (int step = 1 << a.lane_bits >> 1; step; step /= 2)', 'for (int step = 1 << a.lane_bits >> 2; step; step /= 2)', 'merge'),
+    # ------------------------------------------------------------------------------------------------------- mask lists
+    # A warp adds the others' counts before they are stored.
+    ('scale=0.2 api mask_tensor/cuda', 'mask_lists.cu', '            of_warps[warp] = sum;\n        __syncthreads();', '            of_warps[warp] = sum;', SHARED),
+    # Columns of blocks are read as rows.
+    ('scale=0.2 api mask_tensor/cuda', 'mask_lists.cu', 'r.step = columns ? a.kv_blocks : 1;', 'r.step = 1;', 'differs|where no buffer is'),
+    # Lanes leave gaps in a list.
+    ('scale=0.2 api mask_tensor/cuda', 'mask_lists.cu', 'partial[__popc(partials & below)] = block;', 'partial[lane] = block;', 'differs|where no buffer is'),
+    # Partial blocks are listed as full ones.
+    ('scale=0.2 api mask_tensor/cuda', 'mask_lists.cu', 'any_forbidden ? PARTIAL : FULL', 'any_forbidden ? FULL : PARTIAL', 'differs'),
+    # ------------------------------------------------------------------------------------------------------- decode
+    # K is read before its copy is complete, or before those of other threads are.
+    ('dtype=f16 cases forward_cuda/decode_few', 'decode_sm80.cu', 'copy_wait<STAGES == 1 ? 0 : 2 * (AHEAD - 1)>();', '',
+     'cp.async writes that its thread has not waited for'),
+    ('dtype=f16 cases forward_cuda/decode_few', 'decode_sm80.cu', '(AHEAD - 1)>();\n        __syncthreads();', '(AHEAD - 1)>();', SHARED),
+    # O overwrites operands that are read.
+    ('dtype=f16 cases forward_cuda/decode_few', 'decode_sm80.cu', '    __syncthreads();\n    p = part_of(', '    p = part_of(', SHARED),
+    # A split begins with blocks of the one before.
+    ('dtype=f16 cases forward_cuda/lists_of_heads_full', 'decode_sm80.cu', '        list_skip(w.left.full, w.left.fulls, p.step);', '', 'error'),
+    # Splits overwrite each other's partial results.
+    ('dtype=f16 cases forward_cuda/lists_of_heads_full', 'decode_sm80.cu', '* parts.split + p.index;', '* parts.split;', 'error'),
+    # Key terms of this tile are those of the next.
+    ('dtype=bf16 cases forward_cuda/decode_keys', 'decode_sm80.cu', '        store_terms(next_key_terms, terms + terms_offset);', '        store_terms(next_key_terms, terms);', 'error|' + SHARED),
+    # ------------------------------------------------------------------------------------------- backward, sums, sinks
+    # Sums over rows leave out the last exchange of lanes.
+    ('dtype=f32 cases gradients_cuda/head_8', 'delta.cu', 'for (int step = 16; step; step /= 2)\n            sum += __shfl_xor', 'for (int step = 16; step > 1; step /= 2)\n            sum += __shfl_xor', 'error'),
+    # A sink's gradient is added before all warps have stored theirs.
+    ('dtype=f32 cases gradients_cuda/sinks_alone', 'delta.cu', '    __syncthreads();\n    if (threadIdx.x)\n        return;', '    if (threadIdx.x)\n        return;', SHARED),
+    # The inner tiles' stage is overwritten while it is multiplied.
+    ('kernel=cuda_sm80 dtype=f32 cases gradients_cuda/head_8', 'backward_sm80.cu', '            __syncthreads();\n            load_inner(tile, data, a, back, next);', '            load_inner(tile, data, a, back, next);', SHARED),
+    # A derivative is that of the score before its expression.
+    ('kernel=cuda_sm80 dtype=f32 cases gradients_cuda/many_key_terms', 'backward_sm80.cu', 'dp[r][n][i] *= attune_score_slope', 'dp[r][n][i] *= 1.0f + 0.0f * attune_score_slope', 'error'),
+    # P and dS of the other warp group are read before they are stored.
+    ('sm=90 dtype=bf16 cases gradients_cuda/head_192_128', 'wide_backward_sm90.cuh', '            consumers_sync();', '', SHARED),
+    # They are stored, and read by wgmma, without a fence.
+    ('sm=90 dtype=bf16 cases gradients_cuda/head_192_128', 'wide_backward_sm90.cuh', '            fence_async();\n            consumers_sync();', '            consumers_sync();',
+     'without a fence of the asynchronous proxy'),
+    # Ordered tiles wait for the wrong one.
+    ('sm=90 dtype=f16 cases gradients_cuda/causal_long_keys', 'ordered_sums.cuh', 'bulk_wait_release(word, tile + 1);', 'bulk_wait_release(word, tile);', 'never'),
+    # Lanes of a row take each other's shares of a capture's gradient.
+    ('sm=90 dtype=f16 cases gradients_cuda/half_bias', 'capture_gradients_sm90.cuh', 'upper ? x[i] : x[i + HALF], STEP', 'upper ? x[i + HALF] : x[i], STEP', 'error'),
+]
