@@ -3,6 +3,7 @@
  * NaN. */
 #include <criterion/criterion.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,6 +25,7 @@ typedef struct problem {
     int64_t rows;
     attune_dtype dtype; /* of q, k, v and o */
     bool cached;
+    const char *kernel; /* one of Vulkan's, forwards alone; NULL = the CPU's, with gradients */
 } pairs;
 
 typedef struct call {
@@ -31,6 +33,8 @@ typedef struct call {
     attune_plan *plan, *gradients;
     attune_mask *mask;
     attune_buffer *buffers[16], *workspace[2];
+    void *data[16]; /* where the device has copies: what each was made from */
+    uint64_t sizes[16];
     uint32_t buffer_count;
     void *q, *k, *v, *o, *lse, *d_o, *d_q, *d_k, *d_v;
     int32_t q_start[2], kv_len[1], pages[PAGES];
@@ -61,9 +65,36 @@ static void put(void *to, attune_dtype dtype, size_t i, double value)
 
 static attune_tensor wrapped(call *c, void *data, uint64_t bytes, attune_tensor t)
 {
-    OK(attune_buffer_wrap(c->device, data, bytes, &c->buffers[c->buffer_count]));
+    attune_device_info info = {.struct_size = sizeof info};
+    OK(attune_device_info_get(c->device, &info));
+    if (info.backend == ATTUNE_BACKEND_CPU) {
+        OK(attune_buffer_wrap(c->device, data, bytes, &c->buffers[c->buffer_count]));
+    } else {
+        OK(attune_buffer_create(c->device, bytes, &c->buffers[c->buffer_count]));
+        c->data[c->buffer_count] = data;
+        c->sizes[c->buffer_count] = bytes;
+    }
     t.buffer = c->buffers[c->buffer_count++];
     return t;
+}
+
+static void write_copies(const call *c)
+{
+    for (uint32_t i = 0; i < c->buffer_count; i++)
+        if (c->data[i])
+            OK(attune_buffer_write(c->buffers[i], 0, c->data[i], c->sizes[i]));
+}
+
+static void read_copies(const call *c)
+{
+    for (uint32_t i = 0; i < c->buffer_count; i++)
+        if (c->data[i])
+            OK(attune_buffer_read(c->buffers[i], 0, c->data[i], c->sizes[i]));
+}
+
+static bool has_gradients(const pairs *p)
+{
+    return !p->cached && !p->kernel;
 }
 
 static void *drawn(const pairs *p, random_state *r, size_t count)
@@ -112,10 +143,10 @@ static void create(call *c, const pairs *p, attune_instance *instance, random_st
     attune_expr *mask;
     const size_t bytes = size_of(p->dtype), q_count = (size_t)(HEADS * p->rows) * DIM, kv_count = PAGES * PAGE * DIM;
     memset(c, 0, sizeof *c);
-    OK(attune_device_open(instance, "cpu", &c->device));
+    c->device = device_or_skip(instance, p->kernel ? "vulkan" : "cpu");
     OK(attune_expr_create(instance, ATTUNE_EXPR_MASK, p->mask.text, NULL, 0, &mask));
-    const attune_kernel_options options = {.struct_size = sizeof options,
-                                           .any = {.split_kv = p->splits, .kernel = "cpu"}};
+    attune_kernel_options options = {.struct_size = sizeof options, .any = {.split_kv = p->splits}};
+    (void)snprintf(options.any.kernel, sizeof options.any.kernel, "%s", p->kernel ? p->kernel : "cpu");
     attune_problem problem = {.struct_size = sizeof problem,
                               .dtype = p->dtype,
                               .head_dim = DIM,
@@ -137,7 +168,7 @@ static void create(call *c, const pairs *p, attune_instance *instance, random_st
     }
     OK(attune_plan_create(c->device, &problem, &options, &c->plan));
     problem.direction = ATTUNE_BACKWARD;
-    if (!p->cached)
+    if (has_gradients(p))
         OK(attune_plan_create(
             c->device, &problem,
             &(attune_kernel_options){.struct_size = sizeof(attune_kernel_options), .any = {.kernel = "cpu"}},
@@ -179,11 +210,11 @@ static void create(call *c, const pairs *p, attune_instance *instance, random_st
         c->args.cache = &c->cache;
         c->args.batch = &c->batch;
     }
-    if (!p->cached)
+    if (has_gradients(p))
         create_backward(c, p, r, rows, keys);
     OK(attune_buffer_create(c->device, attune_plan_workspace_size(c->plan) + 1, &c->workspace[0]));
     c->args.workspace = c->workspace[0];
-    if (p->cached)
+    if (!has_gradients(p))
         return;
     OK(attune_buffer_create(c->device, attune_plan_workspace_size(c->gradients) + 1, &c->workspace[1]));
     c->backward.workspace = c->workspace[1];
@@ -217,10 +248,12 @@ static void run(call *c, const pairs *p, result to)
 {
     const size_t bytes = (size_t)(HEADS * p->rows) * DIM * size_of(p->dtype);
     attune_completion done;
+    write_copies(c);
     OK(attune_forward(c->plan, attune_device_queue(c->device), &c->args, &done));
     OK(attune_completion_wait(done, UINT64_MAX));
+    read_copies(c);
     memcpy(to[0], c->o, bytes);
-    if (p->cached)
+    if (!has_gradients(p))
         return;
     OK(attune_backward(c->gradients, attune_device_queue(c->device), &c->backward, &done));
     OK(attune_completion_wait(done, UINT64_MAX));
@@ -267,11 +300,11 @@ static void expect_bits(const pairs *p, const change *ch, bool gradient, const c
                 }
             }
     cr_expect_eq(differ, 0,
-                 "%s, %d rows, dtype %d, %d splits%s, %s has %g in %d columns: %d elements of %s differ, the first in "
-                 "row %d, column %d",
-                 p->mask.text, (int)p->rows, (int)p->dtype, (int)p->splits, p->cached ? ", a cache" : "",
-                 ch->of_k ? "K" : "V", ch->value, (int)ch->columns, (int)differ, gradient ? "dQ" : "O", (int)first_q,
-                 (int)first_d);
+                 "%s: %s, %d rows, dtype %d, %d splits%s, %s has %g in %d columns: %d elements of %s differ, the first "
+                 "in row %d, column %d",
+                 p->kernel ? p->kernel : "cpu", p->mask.text, (int)p->rows, (int)p->dtype, (int)p->splits,
+                 p->cached ? ", a cache" : "", ch->of_k ? "K" : "V", ch->value, (int)ch->columns, (int)differ,
+                 gradient ? "dQ" : "O", (int)first_q, (int)first_d);
 }
 
 static void change_values(const pairs *p, call *c, random_state *r, const change *ch)
@@ -302,7 +335,7 @@ static void compare(const pairs *p, attune_instance *instance)
             ch.keys[j] = (int64_t)(random_u64(&r) % KEYS);
         change_values(p, &c, &r, &ch);
         run(&c, p, after);
-        for (int gradient = 0; gradient < 2 - p->cached; gradient++)
+        for (int gradient = 0; gradient < 1 + has_gradients(p); gradient++)
             expect_bits(p, &ch, gradient, before[gradient], after[gradient]);
         memcpy(c.k, kept_k, bytes);
         memcpy(c.v, kept_v, bytes);
@@ -347,7 +380,7 @@ static void compare_all(attune_dtype dtype)
         for (int64_t rows = 1; rows <= ROWS; rows = rows == 1 ? 3 : rows == 3 ? 40 : rows + 60)
             for (int cached = 0; cached < 2; cached++)
                 for (int split = 0; split < (cached || rows > 3 ? 1 : 2); split++)
-                    compare(&(pairs){patterns[i], split ? 3 : 0, rows, dtype, cached != 0}, instance);
+                    compare(&(pairs){patterns[i], split ? 3 : 0, rows, dtype, cached != 0, NULL}, instance);
     cr_expect_gt(total, 1000000, "%d elements", (int)total);
     attune_instance_destroy(instance);
 }
@@ -367,6 +400,30 @@ Test(forbidden, cpu_bf16)
     compare_all(ATTUNE_BF16);
 }
 
+/* A compiled pipeline for each: fewer shapes. */
+static void compare_vulkan(const char *kernel)
+{
+    const attune_instance_desc desc = {.struct_size = sizeof desc, .cache_folder = ""};
+    attune_instance *instance;
+    total = 0;
+    OK(attune_instance_create(&desc, &instance));
+    for (int cached = 0; cached < 2; cached++)
+        for (size_t i = (size_t)cached; i < sizeof patterns / sizeof *patterns; i += 2)
+            compare(&(pairs){patterns[i], 0, 40, ATTUNE_F32, cached != 0, kernel}, instance);
+    cr_expect_gt(total, 100000, "%d elements", (int)total);
+    attune_instance_destroy(instance);
+}
+
+Test(forbidden, vulkan_portable, .timeout = 300)
+{
+    compare_vulkan("vulkan_portable");
+}
+
+Test(forbidden, vulkan_subgroup, .timeout = 300)
+{
+    compare_vulkan("vulkan_subgroup");
+}
+
 static bool last(int64_t q, int64_t kv)
 {
     (void)q;
@@ -377,7 +434,7 @@ static bool last(int64_t q, int64_t kv)
 Test(forbidden, cpu_zeros)
 {
     static result o[2];
-    const pairs p = {{"kv != 298", last}, 0, 1, ATTUNE_F32, false};
+    const pairs p = {{"kv != 298", last}, 0, 1, ATTUNE_F32, false, NULL};
     const attune_instance_desc desc = {.struct_size = sizeof desc, .cpu_threads = 1, .cache_folder = ""};
     attune_instance *instance;
     random_state r = {test_seed()};

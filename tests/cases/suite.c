@@ -27,7 +27,8 @@ static bool chosen(const case_suite *s, uint32_t row, uint32_t variant)
 static bool make(const case_row *test, uint32_t variant, case_job *job)
 {
     return case_supported(&attention_cases[test->row], test->suite->backend, test->suite->gradients) &&
-           chosen(test->suite, test->row, variant) && test->suite->row(test->suite, test->row, variant, job) && test_dtype(job->dtype);
+           chosen(test->suite, test->row, variant) && test->suite->row(test->suite, test->row, variant, job) &&
+           test_dtype(job->dtype);
 }
 
 /* Rows that have nothing to run here start no process. */
