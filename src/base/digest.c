@@ -95,3 +95,13 @@ void attune__digest_end(attune__digest *d, uint8_t out[ATTUNE__DIGEST_SIZE])
     for (int i = 0; i < ATTUNE__DIGEST_SIZE; i++)
         out[i] = (uint8_t)(d->state[i / 4] >> 8 * (i % 4));
 }
+
+attune__hash attune__digest_key(attune__digest *d)
+{
+    uint8_t bytes[ATTUNE__DIGEST_SIZE];
+    attune__hash key = {{0, 0}};
+    attune__digest_end(d, bytes);
+    for (int i = 0; i < 16; i++)
+        key.lane[i / 8] |= (uint64_t)bytes[i] << 8 * (i % 8);
+    return key;
+}

@@ -7,6 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/hash.h"
+
 #define ATTUNE__DIGEST_SIZE 32
 
 typedef struct attune__digest {
@@ -20,5 +22,7 @@ attune__digest attune__digest_begin(void);
 void attune__digest_add(attune__digest *digest, const void *bytes, size_t size);
 /* Writes the digest. The state cannot be used afterwards. */
 void attune__digest_end(attune__digest *digest, uint8_t out[ATTUNE__DIGEST_SIZE]);
+/* Likewise; its first 128 bits, as a key. */
+attune__hash attune__digest_key(attune__digest *digest);
 
 #endif

@@ -90,12 +90,7 @@ attune__hash attune__cuda_hash(const attune__cuda_kernel *kernel)
     add_text(&digest, kernel->mods);
     for (uint32_t i = 0; i < kernel->option_count; i++)
         add_text(&digest, kernel->options[i]);
-    uint8_t bytes[ATTUNE__DIGEST_SIZE];
-    attune__digest_end(&digest, bytes);
-    attune__hash hash = {{0, 0}};
-    for (int i = 0; i < 16; i++)
-        hash.lane[i / 8] |= (uint64_t)bytes[i] << 8 * (i % 8);
-    return hash;
+    return attune__digest_key(&digest);
 }
 
 /* Reports the beginning of the log: the first error is the most useful one. */

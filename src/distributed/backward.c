@@ -119,13 +119,7 @@ attune_status attune_distributed_backward(attune_distributed *distributed, attun
     if (status == ATTUNE_OK)
         status = attune__desc_read(&c.args, sizeof c.args, args, sizeof c.args, "args");
     if (status == ATTUNE_OK) {
-        c.base.workspace = c.args.workspace;
-        c.base.workspace_offset = c.args.workspace_offset;
-        c.base.captures = c.args.captures;
-        c.base.capture_count = c.args.capture_count;
-        c.base.parameters = c.args.parameters;
-        c.base.parameter_count = c.args.parameter_count;
-        c.base.seconds = c.args.seconds ? &c.seconds : NULL;
+        ATTUNE__DISTRIBUTED_ARGUMENTS(&c);
         status = run(&c);
     }
     return attune__distributed_end(&c.base, status, completion);

@@ -262,6 +262,18 @@ uint32_t attune__distributed_list(const attune_distributed *d, const attune__tra
 /* Exchanges the first messages of d->messages, and the receives after them. */
 attune_status attune__distributed_exchange(const attune__distributed_call *c, uint32_t sends, uint32_t receives);
 attune_status attune__distributed_finish(const attune__distributed_call *c);
+/* Copies the arguments that forward and backward have alike, of a call with `args` and `seconds`. */
+#define ATTUNE__DISTRIBUTED_ARGUMENTS(c)                                                                               \
+    do {                                                                                                               \
+        (c)->base.workspace = (c)->args.workspace;                                                                     \
+        (c)->base.workspace_offset = (c)->args.workspace_offset;                                                       \
+        (c)->base.captures = (c)->args.captures;                                                                       \
+        (c)->base.capture_count = (c)->args.capture_count;                                                             \
+        (c)->base.parameters = (c)->args.parameters;                                                                   \
+        (c)->base.parameter_count = (c)->args.parameter_count;                                                         \
+        (c)->base.seconds = (c)->args.seconds ? &(c)->seconds : NULL;                                                  \
+    } while (0)
+
 /* Computes the keys of a part. */
 typedef attune_status (*attune__distributed_compute_fn)(attune__distributed_call *c, int part);
 /* Sends keys, computes the own ones meanwhile, and then those of others. */

@@ -21,12 +21,7 @@ attune__hash attune__opencl_hash(const char *source, const char *options)
     attune__digest digest = attune__digest_begin();
     attune__digest_add(&digest, source, strlen(source) + 1);
     attune__digest_add(&digest, options, strlen(options) + 1);
-    uint8_t bytes[ATTUNE__DIGEST_SIZE];
-    attune__digest_end(&digest, bytes);
-    attune__hash hash = {{0, 0}};
-    for (int i = 0; i < 16; i++)
-        hash.lane[i / 8] |= (uint64_t)bytes[i] << 8 * (i % 8);
-    return hash;
+    return attune__digest_key(&digest);
 }
 
 static attune__cache_key key_of(const attune__opencl_device *device, attune__hash hash, char identity[IDENTITY_SIZE])
