@@ -103,7 +103,11 @@ double report_speedup(const report_row *row)
 double report_hidden(const report_row *row)
 {
     const double exchange = row->exchange_seconds;
-    return exchange > 0 ? (row->computing_seconds + exchange - row->time.median) / exchange : 0;
+    if (exchange <= 0)
+        return 0;
+    /* The three times are medians of samples of their own: noise alone takes their quotient out of 0 to 1. */
+    const double hidden = (row->computing_seconds + exchange - row->time.median) / exchange;
+    return hidden < 0 ? 0 : hidden > 1 ? 1 : hidden;
 }
 
 double report_error_ratio(const report_row *row)

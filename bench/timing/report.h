@@ -111,8 +111,7 @@ double report_flops(const report_row *row);     /* per second */
 double report_bandwidth(const report_row *row); /* bytes per second */
 double report_tokens(const report_row *row);    /* per second, of one layer */
 double report_speedup(const report_row *row);   /* of several ranks over one */
-/* Share of the time of a call's messages that the call does not take more than without them; not below 0 or above 1 but
- * by noise. */
+/* Share, 0 to 1, of the time of a call's messages that the call does not take more than without them. */
 double report_hidden(const report_row *row);
 /* The largest error over the naive computation's; infinity if only the naive one is 0. */
 double report_error_ratio(const report_row *row);

@@ -115,7 +115,8 @@ Test(ranks, devices)
     attune_instance_destroy(instance);
 }
 
-/* The share of messages that is hidden: all, half and none of two seconds. */
+/* The share of messages that is hidden: all, half and none of two seconds; all and none where the three times, each of
+ * samples of its own, say more or less. */
 Test(ranks, hidden)
 {
     report_row row = {.computing_seconds = 10, .exchange_seconds = 2, .time = {.median = 10}};
@@ -124,6 +125,10 @@ Test(ranks, hidden)
     cr_expect_float_eq(report_hidden(&row), 0.5, 1e-12);
     row.time.median = 12;
     cr_expect_float_eq(report_hidden(&row), 0, 1e-12);
+    row.time.median = 9;
+    cr_expect_eq(report_hidden(&row), 1);
+    row.time.median = 13;
+    cr_expect_eq(report_hidden(&row), 0);
     row.exchange_seconds = 0;
     cr_expect_float_eq(report_hidden(&row), 0, 1e-12);
 }
