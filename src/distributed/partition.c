@@ -3,6 +3,7 @@
 #include "distributed/distributed.h"
 
 #include <math.h>
+#include <string.h>
 
 #include "base/alloc.h"
 #include "base/desc.h"
@@ -160,16 +161,40 @@ static void deal_keys(attune_layout layout, attune__deal *deal)
     }
 }
 
-static void add_needs(const attune__block_list *list, int64_t row, uint32_t blocks, uint64_t *bits)
+static void set_bits(uint64_t *bits, uint32_t first, uint32_t last)
 {
-    uint32_t end = 0; /* the first block after the last chunk that was added */
-    for (int64_t i = list->offsets[row]; i < list->offsets[row + 1]; i++) {
-        const uint32_t block = (uint32_t)list->indices[i];
-        if (block < end)
-            continue;
-        const uint32_t chunk = block / blocks;
-        bits[chunk / 64] |= UINT64_C(1) << chunk % 64;
-        end = (chunk + 1) * blocks;
+    const uint64_t from = ~UINT64_C(0) << first % 64, to = ~UINT64_C(0) >> (63 - last % 64);
+    if (first / 64 == last / 64) {
+        bits[first / 64] |= from & to;
+        return;
+    }
+    bits[first / 64] |= from;
+    for (uint32_t w = first / 64 + 1; w < last / 64; w++)
+        bits[w] = ~UINT64_C(0);
+    bits[last / 64] |= to;
+}
+
+/* Entries that are looked at together: most lists have long runs of adjacent blocks. */
+#define ADJACENT 32
+
+/* Adds the blocks of a list, `blocks` to a bit. */
+static inline void add_list(const attune__block_list *list, int64_t row, uint32_t blocks, uint64_t *bits)
+{
+    const int64_t end = list->offsets[row + 1];
+    const int32_t *indices = list->indices;
+    for (int64_t i = list->offsets[row]; i < end;) {
+        const uint32_t first = (uint32_t)indices[i], bit = first / blocks, next = (bit + 1) * blocks;
+        int64_t last = i;
+        if ((uint32_t)indices[end - 1] - first == (uint32_t)(end - 1 - i))
+            last = end - 1;
+        else if (i + ADJACENT <= end && (uint32_t)indices[i + ADJACENT - 1] - first == ADJACENT - 1)
+            last = i + ADJACENT - 1;
+        if (last > i)
+            set_bits(bits, bit, (uint32_t)indices[last] / blocks);
+        else
+            bits[bit / 64] |= UINT64_C(1) << bit % 64;
+        for (i = last + 1; i < end && (uint32_t)indices[i] < next;)
+            i++;
     }
 }
 
@@ -189,8 +214,8 @@ static attune_status make_needs(const maker *m, attune__needs *needs)
     for (int64_t plane = 0; plane < mask->stored_batch * mask->stored_heads; plane++)
         for (int64_t r = 0; r < mask->q_blocks; r++) {
             uint64_t *bits = needs->bits + r / blocks * needs->words;
-            add_needs(&mask->kv, plane * mask->q_blocks + r, kv_blocks, bits);
-            add_needs(&mask->full_kv, plane * mask->q_blocks + r, kv_blocks, bits);
+            add_list(&mask->kv, plane * mask->q_blocks + r, kv_blocks, bits);
+            add_list(&mask->full_kv, plane * mask->q_blocks + r, kv_blocks, bits);
         }
     for (int64_t i = 0; i < m->deal.count; i++) {
         const uint64_t *bits = needs->bits + i * needs->words;
@@ -270,31 +295,26 @@ static attune_status deal_all(maker *m)
 
 /* ------------------------------------------------------------------------------------------------------------ needs */
 
-static void mark(const attune__block_list *list, int64_t row, uint32_t stamp, uint32_t *needed)
-{
-    for (int64_t i = list->offsets[row]; i < list->offsets[row + 1]; i++)
-        needed[list->indices[i]] = stamp;
-}
-
-/* Lists the keys of other ranks in blocks that rank r's rows compute; needed[c] is r + 1 for those blocks. */
-static bool find_needs(maker *m, uint32_t r, uint32_t *needed)
+/* Lists the keys of other ranks in blocks that rank r's rows compute, whose bits are set in `needed`. */
+static bool find_needs(maker *m, uint32_t r, uint64_t *needed)
 {
     attune_partition *p = m->made;
     const attune_mask *mask = m->mask;
+    memset(needed, 0, (size_t)ceil_div(mask->kv_blocks, 64) * sizeof *needed);
     for (size_t i = p->rows.offsets[r]; i < p->rows.offsets[r + 1]; i++) {
         const attune_run *run = &p->rows.items[i];
         const int64_t first = run->start / mask->q_block, end = ceil_div(run->start + run->count, mask->q_block);
         for (int64_t plane = 0; plane < mask->stored_batch * mask->stored_heads; plane++)
             for (int64_t row = first; row < end; row++) {
-                mark(&mask->kv, plane * mask->q_blocks + row, r + 1, needed);
-                mark(&mask->full_kv, plane * mask->q_blocks + row, r + 1, needed);
+                add_list(&mask->kv, plane * mask->q_blocks + row, 1, needed);
+                add_list(&mask->full_kv, plane * mask->q_blocks + row, 1, needed);
             }
     }
     runs_begin(&p->needs, r);
     const int64_t blocks = p->chunk / mask->kv_block;
     for (int64_t c = 0; c < mask->kv_blocks; c++) {
         const uint32_t rank = m->deal.rank[c / blocks];
-        if (needed[c] == r + 1 && rank != r &&
+        if (needed[c / 64] >> c % 64 & 1 && rank != r &&
             !runs_add(&p->allocator, &p->needs, r, c * mask->kv_block,
                       attune__min64((c + 1) * mask->kv_block, mask->kv_len), rank))
             return false;
@@ -308,7 +328,7 @@ static bool find_needs(maker *m, uint32_t r, uint32_t *needed)
 static attune_status find_all_needs(maker *m)
 {
     const attune_allocator *allocator = &m->made->allocator;
-    uint32_t *needed = attune__alloc(allocator, (size_t)m->mask->kv_blocks, sizeof *needed);
+    uint64_t *needed = attune__alloc_raw(allocator, (size_t)ceil_div(m->mask->kv_blocks, 64), sizeof *needed);
     if (!needed)
         return ATTUNE_OUT_OF_HOST_MEMORY;
     bool done = true;
