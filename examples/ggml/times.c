@@ -10,25 +10,42 @@
 #include <stdlib.h>
 #include <time.h>
 
+/* A mask tensor: 0 and -inf; distances, which ggml multiplies by the slopes of ALiBi, and -inf; or finite values for
+ * all pairs. */
+typedef enum mask_kind { CAUSAL, ALIBI, BIAS } mask_kind;
+
 typedef struct shape {
     int64_t dim, kv_heads, group, keys, rows;
     enum ggml_type type;
+    mask_kind mask;
 } shape;
 
-/* Decode, then causal prompts at the end of their keys. */
-static const shape shapes[] = {{64, 8, 8, 7680, 1, GGML_TYPE_F16},     {64, 8, 8, 7680, 1, GGML_TYPE_Q8_0},
-                               {64, 8, 8, 7680, 1, GGML_TYPE_Q4_0},    {64, 8, 8, 7680, 4, GGML_TYPE_F16},
-                               {128, 8, 1, 4096, 1, GGML_TYPE_F16},    {128, 8, 4, 16384, 1, GGML_TYPE_F16},
-                               {256, 2, 16, 1024, 1, GGML_TYPE_Q8_0},  {256, 2, 16, 10000, 1, GGML_TYPE_F16},
-                               {256, 2, 16, 10000, 1, GGML_TYPE_Q8_0}, {64, 8, 1, 1024, 512, GGML_TYPE_F16},
-                               {64, 8, 1, 1024, 512, GGML_TYPE_Q8_0},  {128, 8, 4, 4096, 512, GGML_TYPE_F16},
-                               {128, 8, 4, 4096, 512, GGML_TYPE_Q8_0}};
+/* Decode, then prompts at the end of their keys. */
+static const shape shapes[] = {
+    {64, 8, 8, 7680, 1, GGML_TYPE_F16},          {64, 8, 8, 7680, 1, GGML_TYPE_Q8_0},
+    {64, 8, 8, 7680, 1, GGML_TYPE_Q4_0},         {64, 8, 8, 7680, 4, GGML_TYPE_F16},
+    {128, 8, 1, 4096, 1, GGML_TYPE_F16},         {128, 8, 4, 16384, 1, GGML_TYPE_F16},
+    {256, 2, 16, 1024, 1, GGML_TYPE_Q8_0},       {256, 2, 16, 10000, 1, GGML_TYPE_F16},
+    {256, 2, 16, 10000, 1, GGML_TYPE_Q8_0},      {64, 8, 1, 1024, 512, GGML_TYPE_F16},
+    {64, 8, 1, 1024, 512, GGML_TYPE_Q8_0},       {128, 8, 4, 4096, 512, GGML_TYPE_F16},
+    {128, 8, 4, 4096, 512, GGML_TYPE_Q8_0},      {64, 8, 1, 1024, 512, GGML_TYPE_F16, ALIBI},
+    {64, 8, 1, 1024, 512, GGML_TYPE_F16, BIAS},  {128, 8, 4, 4096, 512, GGML_TYPE_F16, ALIBI},
+    {128, 8, 4, 4096, 512, GGML_TYPE_F16, BIAS}, {128, 8, 4, 4096, 512, GGML_TYPE_Q8_0, BIAS},
+    {128, 8, 4, 16384, 1, GGML_TYPE_F16, ALIBI}};
 
 static double now(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Of a key that is `ahead` of the row, negative for those before it. */
+static float bias_of(mask_kind kind, int64_t ahead)
+{
+    if (kind == BIAS)
+        return (float)rand() / (float)RAND_MAX * 2 - 1;
+    return ahead > 0 ? -INFINITY : kind == ALIBI ? (float)ahead : 0;
 }
 
 static void fill(struct ggml_tensor *t)
@@ -57,7 +74,8 @@ static double time_of(ggml_backend_t backend, const shape *s)
     struct ggml_tensor *v = ggml_new_tensor_3d(ctx, s->type, s->dim, s->keys, s->kv_heads);
     struct ggml_tensor *mask = ggml_new_tensor_2d(ctx, GGML_TYPE_F16, s->keys, s->rows);
     struct ggml_cgraph *graph = ggml_new_graph(ctx);
-    ggml_build_forward_expand(graph, ggml_flash_attn_ext(ctx, q, k, v, mask, 1 / sqrtf((float)s->dim), 0, 0));
+    const float max_bias = s->mask == ALIBI ? 8 : 0;
+    ggml_build_forward_expand(graph, ggml_flash_attn_ext(ctx, q, k, v, mask, 1 / sqrtf((float)s->dim), max_bias, 0));
     ggml_backend_buffer_t buffer = ggml_backend_alloc_ctx_tensors(ctx, backend);
     fill(q);
     fill(k);
@@ -65,7 +83,7 @@ static double time_of(ggml_backend_t backend, const shape *s)
     ggml_fp16_t *bias = mask->data;
     for (int64_t r = 0; r < s->rows; r++)
         for (int64_t c = 0; c < s->keys; c++)
-            bias[r * s->keys + c] = ggml_fp32_to_fp16(c <= s->keys - s->rows + r ? 0 : -INFINITY);
+            bias[r * s->keys + c] = ggml_fp32_to_fp16(bias_of(s->mask, c - (s->keys - s->rows + r)));
     double least = INFINITY;
     for (int i = 0; i < (s->rows > 64 ? 4 : 20); i++) {
         const double start = now();
@@ -81,7 +99,7 @@ static double time_of(ggml_backend_t backend, const shape *s)
 
 int main(void)
 {
-    static const char *const names[] = {"CPU", "attune"};
+    static const char *const names[] = {"CPU", "attune"}, *const masks[] = {"causal", "ALiBi", "finite"};
     ggml_backend_t backends[2];
     ggml_backend_load_all();
     for (int i = 0; i < 2; i++) {
@@ -93,14 +111,14 @@ int main(void)
             (ggml_backend_set_n_threads_t)ggml_backend_reg_get_proc_address(reg, "ggml_backend_set_n_threads");
         set(backends[i], 1);
     }
-    printf("| dim | heads | K, V heads | keys | rows | cache | ggml, ms | attune, ms | faster |\n|%s\n",
-           "---|---|---|---|---|---|---|---|---|");
+    printf("| dim | heads | K, V heads | keys | rows | cache | mask | ggml, ms | attune, ms | faster |\n|%s\n",
+           "---|---|---|---|---|---|---|---|---|---|");
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         const shape *s = &shapes[i];
         const double ggml = time_of(backends[0], s), attune = time_of(backends[1], s);
-        printf("| %lld | %lld | %lld | %lld | %lld | %s | %.2f | %.2f | %.1f |\n", (long long)s->dim,
+        printf("| %lld | %lld | %lld | %lld | %lld | %s | %s | %.2f | %.2f | %.1f |\n", (long long)s->dim,
                (long long)(s->kv_heads * s->group), (long long)s->kv_heads, (long long)s->keys, (long long)s->rows,
-               ggml_type_name(s->type), ggml * 1e3, attune * 1e3, ggml / attune);
+               ggml_type_name(s->type), masks[s->mask], ggml * 1e3, attune * 1e3, ggml / attune);
     }
     ggml_backend_free(backends[0]);
     ggml_backend_free(backends[1]);
