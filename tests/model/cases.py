@@ -130,6 +130,7 @@ def run(arguments):
     runner = Runner(arguments.build, arguments.least is not None)
     passed, count, begin = True, 0, time.time()
     lines = [line for path in arguments.lists for line in lines_of(path)]
+    lines.sort(key=lambda line: not line.startswith('model '))  # those of several cases take longest
     counts = runner.folder / 'counts'
     for line, (status, text, _, wall) in runner.side_by_side(lines, lambda line: counts):
         count += 1
@@ -155,7 +156,7 @@ def faults(arguments):
 
     def seed(fault):
         line, file, text, instead, said = fault
-        name = f'{line}: {file} without {text.strip()!r}'
+        name = f'{line}: {file}, {instead.strip()!r} for {text.strip()!r}'
         if text not in (SOURCE / 'cuda' / file).read_text():
             return name, False, f'{file} has no {text!r}', 0
         status, output, _, wall = runner.run(line, more=away | {'ATTUNE_MODEL_FAULT': f'{file}|{text}|{instead}'})
@@ -178,7 +179,7 @@ def faults(arguments):
 
 
 class Measured:
-    """What each line of a pool runs, and in what time."""
+    """The lines of cuda/ that each line of a pool runs, and its time."""
 
     def __init__(self, build):
         self.runner = Runner(build, True, 90)
