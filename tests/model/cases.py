@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Tests on the model of the CUDA kernels (docs/model.md), a process for each line of a list, and the lines of cuda/ that they run.
     cases.py run BUILD LIST... [--least PERCENT]      runs the lists; with --least also counts lines, and fails below it
-    cases.py faults BUILD                             puts faults into the kernels, each of which must be found (faults.py)
+    cases.py faults BUILD [TEXT] [--part 0/1]         puts faults into the kernels, each of which must be found (faults.py)
     cases.py choose BUILD KEPT POOL [--most SECONDS] [--least PERCENT]
                                                       the lines of POOL that add most lines of cuda/ for their time to those of KEPT
     cases.py pool                                     a pool: rows of the case table on each architecture, and cases of the other tables
@@ -47,7 +47,9 @@ class Runner:
         libraries = {'libcuda.so.1': 'libmodel-driver.so', 'libnvrtc.so.13': 'libmodel-compiler.so', 'libnccl.so.2': 'libfake-nccl.so'}
         for soname, name in libraries.items():
             (self.folder / soname).symlink_to(self.build / 'tests' / name)
-        self.environment = os.environ | {
+        # A list's line says all that its tests read.
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith('ATTUNE_TEST_') or name == 'ATTUNE_TEST_SEED'}
+        self.environment = inherited | {
             'LD_LIBRARY_PATH': str(self.folder), 'XDG_CACHE_HOME': str(self.folder / 'cache'), 'ATTUNE_SOURCE': str(SOURCE),
             'ATTUNE_PROGRAM': str(self.build / 'bench/attune'), 'ATTUNE_REQUIRE': 'cuda',
             'ATTUNE_MODEL_CUDA': str(self.build / 'tests/libmodel-driver.so'),
@@ -149,9 +151,10 @@ def faults(arguments):
     """Whether each fault is found: those of suite.c, whose tests say so, and those of faults.py."""
     runner = Runner(arguments.build, True)  # the kernels without a fault are those of the cases
     begin, away = time.time(), {'GCOV_PREFIX': str(runner.folder / 'away')}
+    this, parts = map(int, arguments.part.split('/'))
 
     def test(name):
-        status, output, _, wall = runner.run(f'model model/{name}', more=away)
+        status, output, _, wall = runner.run(f'model model/{name}', more=away | {'ATTUNE_TEST_PART': arguments.part})
         return name, not status, output, wall
 
     def seed(fault):
@@ -163,7 +166,7 @@ def faults(arguments):
         return name, bool(status) and bool(re.search(said, output)), f'status {status}\n{output}', wall
 
     tests = re.findall(r'^Test\(model, (\w*faults)\)', (SOURCE / 'tests/model/suite.c').read_text(), re.M)
-    chosen = [fault for fault in FAULTS if arguments.only in ' '.join(fault)]
+    chosen = [fault for i, fault in enumerate(FAULTS) if i % parts == this and arguments.only in ' '.join(fault)]
     found, passed = 0, True
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         made = [pool.submit(test, name) for name in tests if not arguments.only] + [pool.submit(seed, fault) for fault in chosen]
@@ -283,6 +286,7 @@ def main():
     verb = verbs.add_parser('faults')
     verb.add_argument('build')
     verb.add_argument('only', nargs='?', default='')
+    verb.add_argument('--part', default='0/1')
     verb.set_defaults(do=faults)
     verb = verbs.add_parser('choose')
     verb.add_argument('build')
