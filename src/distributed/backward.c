@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Backward over several ranks: keys are sent again, gradients of others' keys go back to their owners, and those of d_q
  * are summed. Nothing here allocates. */
-#include "distributed/distributed.h"
+#include "distributed/ranks.h"
 
 /* The arguments of one call, checked. */
 typedef struct call {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Deals chunks to ranks. All arithmetic is on integers: every rank computes the same. */
-#include "distributed/distributed.h"
+#include "distributed/ranks.h"
 
 #include <string.h>
 

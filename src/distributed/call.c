@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Both directions of calls over several ranks: checks, messages, symbols and merges. Nothing here allocates. */
-#include "distributed/distributed.h"
+#include "distributed/ranks.h"
 
 #include <string.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Prepares a rank's calls: its masks, plan, messages and workspace; and compares with the other ranks. */
-#include "distributed/distributed.h"
+#include "distributed/ranks.h"
 
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Decode over keys that are dealt to ranks: queries go to all ranks that have keys, each computes them over its own,
  * and partial results return to the ranks whose queries they are, which merge them. Calls do not allocate. */
-#include "distributed/distributed.h"
+#include "distributed/ranks.h"
 
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Forward over several ranks: keys are sent, the own ones are computed meanwhile, then those of others; the results are
  * merged. Nothing here allocates. */
-#include "distributed/distributed.h"
+#include "distributed/ranks.h"
 
 /* The arguments of one call, checked. */
 typedef struct call {

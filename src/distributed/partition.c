@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Partitions of a mask's rows and keys over ranks, and the keys that each rank needs of others. */
-#include "distributed/distributed.h"
+#include "distributed/ranks.h"
 
 #include <math.h>
 #include <string.h>

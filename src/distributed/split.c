@@ -7,7 +7,7 @@
  * likewise until each has one rank: 2 * (ranks - 1) cuts in all (Goldberg and West, 1985). Of the windows that have
  * about the right work, the one is taken whose parts need the fewest keys of others.
  */
-#include "distributed/distributed.h"
+#include "distributed/ranks.h"
 
 #include <string.h>
 

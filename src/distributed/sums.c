@@ -3,7 +3,7 @@
  * Gradients that several ranks contribute to, summed in the order of ranks. Those of keys go to the rank that has them.
  * Those of captures and sinks are summed a slice on each rank, and the slices go to all.
  */
-#include "distributed/distributed.h"
+#include "distributed/ranks.h"
 
 #include <stdlib.h>
 #include <string.h>

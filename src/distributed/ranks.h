@@ -7,8 +7,8 @@
  *     forward.c, backward.c   calls                               call.c      what calls have in common
  *     sums.c        gradients of several ranks                    decode.c    keys that stay, and queries that are sent
  */
-#ifndef ATTUNE_DISTRIBUTED_DISTRIBUTED_H
-#define ATTUNE_DISTRIBUTED_DISTRIBUTED_H
+#ifndef ATTUNE_DISTRIBUTED_RANKS_H
+#define ATTUNE_DISTRIBUTED_RANKS_H
 
 #include <attune/distributed.h>
 
