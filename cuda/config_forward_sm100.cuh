@@ -32,7 +32,8 @@ struct forward_config {
     static constexpr int SLABS_D = (HEAD_DIM + 63) / 64, SLABS_DV = (HEAD_DIM_V + 63) / 64;
     static constexpr int STEPS_D = (HEAD_DIM + 15) / 16, STEPS_N = BLOCK_N / 16, WIDTH_DV = round_up(HEAD_DIM_V, 16);
 
-    /* Scores, and pairs of a mask, that are computed at once: the planner's choice (src/plan/family_cuda_variant.c). */
+    /* Of pairs of a mask and of soft-caps these are computed at once, of other scores what the planner chose
+     * (src/plan/family_cuda_variant.c). */
     static constexpr int CHUNK = 8, FIRST_CHUNK = 16;
     static constexpr int SCORE_CHUNK_SIZE = config::SCORE_CHUNK ? config::SCORE_CHUNK : LOAD_COLUMNS;
     static constexpr int MASK_CHUNK_SIZE = config::MASK_CHUNKS ? CHUNK : LOAD_COLUMNS;

@@ -34,7 +34,8 @@ struct forward_config {
     static constexpr bool PING_PONG = GROUPS > 1 && HEAD_DIM_V <= 128;
     /* Independent chains of sums, and of maxima: more hide latency, but 160 registers hold one. */
     static constexpr int CHAINS = GROUPS == 3 ? 1 : 2;
-    /* Scores, and pairs of a mask, that are computed at once: the planner's choice (src/plan/family_cuda_variant.c). */
+    /* Of pairs of a mask and of soft-caps these are computed at once, of other scores what the planner chose
+     * (src/plan/family_cuda_variant.c). */
     static constexpr int CHUNK = 8, FIRST_CHUNK = 16;
     static constexpr int SCORE_CHUNK_SIZE = config::SCORE_CHUNK ? config::SCORE_CHUNK : BLOCK_N / 2;
     static constexpr int MASK_CHUNK_SIZE = config::MASK_CHUNKS ? CHUNK : BLOCK_N / 2;

@@ -294,10 +294,13 @@ ATTUNE_FUNCTION void accumulate_o(float4 *sums, const work_item *w, int slow, ui
 {
     if (w->ty < BLOCK_M) {
         if (slow) {
-            /* The non-finite slow path: weight by weight, since 0 times NaN is NaN where the pair is forbidden. */
-            for (uint n = 0u; n < CHUNK; n++)
+            /* The non-finite slow path: weight by weight, since 0 times NaN is NaN where the pair is forbidden. In the
+             * order of the other path, so that bits depend neither on hidden NaN nor on CHUNK, which is a program's
+             * own. */
+            for (uint k = 0u; k < CHUNK; k++)
                 UNROLL for (uint i = 0u; i < TM; i++)
                 {
+                    const uint n = k ^ 3u;
                     float p = ((__local const float *)&s[(w->ty + TY * i) * S_STRIDE])[n0 + n];
                     UNROLL for (uint t = 0u; t < TO; t++)
                     {

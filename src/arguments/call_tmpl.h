@@ -26,7 +26,7 @@ TENSOR NAME(tensor_describe)(const attune_tensor *tensor, uint64_t alignment, ui
     return t;
 }
 
-/* Lengths, and the blocks: without a mask of kv_block keys and inner_q_block queries. */
+/* Lengths and blocks, which have kv_block keys and inner_q_block queries if there is no mask. */
 static void describe_sizes(const attune__forward *call, uint32_t kv_block, uint32_t inner_q_block, ARGUMENTS *a)
 {
     const attune_mask *mask = call->mask;

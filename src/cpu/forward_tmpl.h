@@ -375,7 +375,7 @@ static void store(const attune__cpu_run *run, int64_t b, int64_t h, int64_t q, R
         m = l; /* a score is NaN, and so is the maximum */
     }
     const REAL top = add_sink(run, sink, o, m, &l);
-    /* A zero of O is positive: a sum of zeros has the sign of V at forbidden pairs where it began as -0. */
+    /* A sum that is zero is +0: it is -0 where a weight underflowed, and a forbidden pair's +0 would change that. */
     for (size_t d = 0; d < dv; d++)
         o[d] += 0;
     run->device->KERNELS.store_row(attune__cpu_at(out, attune_dtype_size(out->dtype), b, h, q), out->dtype, o, dv, l);

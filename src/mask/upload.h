@@ -19,7 +19,7 @@ typedef struct attune__upload_row {
 typedef struct attune__upload_lists {
     uint64_t rows, entries, columns, column_entries, end;
 } attune__upload_lists;
-/* Of so many rows and columns, each direction with so many entries; 16-byte units begin at `first`. */
+/* Of so many rows and columns, each direction with so many entries, from `first` on, rounded up to 16 bytes. */
 attune__upload_lists attune__upload_lists_make(uint64_t first, uint64_t rows, uint64_t columns, uint64_t entries);
 
 typedef struct attune__upload {

@@ -25,7 +25,7 @@ typedef struct problem {
     int64_t rows;
     attune_dtype dtype; /* of q, k, v and o */
     bool cached;
-    const char *kernel; /* one of Vulkan's, forwards alone; NULL = the CPU's, with gradients */
+    const char *backend, *kernel; /* forwards alone; NULL = the CPU's, with gradients */
 } pairs;
 
 typedef struct call {
@@ -143,7 +143,7 @@ static void create(call *c, const pairs *p, attune_instance *instance, random_st
     attune_expr *mask;
     const size_t bytes = size_of(p->dtype), q_count = (size_t)(HEADS * p->rows) * DIM, kv_count = PAGES * PAGE * DIM;
     memset(c, 0, sizeof *c);
-    c->device = device_or_skip(instance, p->kernel ? "vulkan" : "cpu");
+    c->device = device_or_skip(instance, p->backend ? p->backend : "cpu");
     OK(attune_expr_create(instance, ATTUNE_EXPR_MASK, p->mask.text, NULL, 0, &mask));
     attune_kernel_options options = {.struct_size = sizeof options, .any = {.split_kv = p->splits}};
     (void)snprintf(options.any.kernel, sizeof options.any.kernel, "%s", p->kernel ? p->kernel : "cpu");
@@ -380,7 +380,7 @@ static void compare_all(attune_dtype dtype)
         for (int64_t rows = 1; rows <= ROWS; rows = rows == 1 ? 3 : rows == 3 ? 40 : rows + 60)
             for (int cached = 0; cached < 2; cached++)
                 for (int split = 0; split < (cached || rows > 3 ? 1 : 2); split++)
-                    compare(&(pairs){patterns[i], split ? 3 : 0, rows, dtype, cached != 0, NULL}, instance);
+                    compare(&(pairs){patterns[i], split ? 3 : 0, rows, dtype, cached != 0, NULL, NULL}, instance);
     cr_expect_gt(total, 1000000, "%d elements", (int)total);
     attune_instance_destroy(instance);
 }
@@ -400,28 +400,33 @@ Test(forbidden, cpu_bf16)
     compare_all(ATTUNE_BF16);
 }
 
-/* A compiled pipeline for each: fewer shapes. */
-static void compare_vulkan(const char *kernel)
+/* A kernel is compiled for each: fewer shapes, and over a cache where the kernel has one. */
+static void compare_kernel(const char *backend, const char *kernel, bool caches)
 {
     const attune_instance_desc desc = {.struct_size = sizeof desc, .cache_folder = ""};
     attune_instance *instance;
     total = 0;
     OK(attune_instance_create(&desc, &instance));
-    for (int cached = 0; cached < 2; cached++)
+    for (int cached = 0; cached < 1 + caches; cached++)
         for (size_t i = (size_t)cached; i < sizeof patterns / sizeof *patterns; i += 2)
-            compare(&(pairs){patterns[i], 0, 40, ATTUNE_F32, cached != 0, kernel}, instance);
+            compare(&(pairs){patterns[i], 0, 40, ATTUNE_F32, cached != 0, backend, kernel}, instance);
     cr_expect_gt(total, 100000, "%d elements", (int)total);
     attune_instance_destroy(instance);
 }
 
 Test(forbidden, vulkan_portable, .timeout = 300)
 {
-    compare_vulkan("vulkan_portable");
+    compare_kernel("vulkan", "vulkan_portable", true);
 }
 
 Test(forbidden, vulkan_subgroup, .timeout = 300)
 {
-    compare_vulkan("vulkan_subgroup");
+    compare_kernel("vulkan", "vulkan_subgroup", true);
+}
+
+Test(forbidden, opencl, .timeout = 300)
+{
+    compare_kernel("opencl", "opencl_portable", false);
 }
 
 static bool last(int64_t q, int64_t kv)
@@ -434,7 +439,7 @@ static bool last(int64_t q, int64_t kv)
 Test(forbidden, cpu_zeros)
 {
     static result o[2];
-    const pairs p = {{"kv != 298", last}, 0, 1, ATTUNE_F32, false, NULL};
+    const pairs p = {{"kv != 298", last}, 0, 1, ATTUNE_F32, false, NULL, NULL};
     const attune_instance_desc desc = {.struct_size = sizeof desc, .cpu_threads = 1, .cache_folder = ""};
     attune_instance *instance;
     random_state r = {test_seed()};
