@@ -142,10 +142,10 @@ static bool try_call(scene *s, const attune_mask *mask, const attune_mask_range 
     attune_buffer *workspace = NULL;
     if (attune_plan_workspace_size(plan))
         OK(attune_buffer_create(s->device, attune_plan_workspace_size(plan), &workspace));
-    const attune_tensor wide = {.dtype = ATTUNE_F32, .rank = 4, .size = {batch, heads, Q_LEN, DIM}};
+    const attune_tensor in_f32 = {.dtype = ATTUNE_F32, .rank = 4, .size = {batch, heads, Q_LEN, DIM}};
     const attune_tensor rows = {.dtype = ATTUNE_F32, .rank = 3, .size = {batch, heads, Q_LEN}};
     attune_forward_args args = {
-        .struct_size = sizeof args, .q = wide, .k = wide, .v = wide, .o = wide, .lse = rows, .mask = mask};
+        .struct_size = sizeof args, .q = in_f32, .k = in_f32, .v = in_f32, .o = in_f32, .lse = rows, .mask = mask};
     args.k.size[1] = args.v.size[1] = kv_heads;
     args.k.size[2] = args.v.size[2] = KV_LEN;
     args.q.buffer = b[0], args.k.buffer = args.v.buffer = b[1], args.o.buffer = b[2], args.lse.buffer = b[3];

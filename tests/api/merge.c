@@ -351,13 +351,13 @@ static void run_backward(const char *backend, uint64_t full)
         cr_assert_eq(attune_completion_wait(done, UINT64_MAX), ATTUNE_OK);
         /* Differences need float64 data. */
         for (uint32_t p = 0; p < m.count; p++) {
-            array wide, wide_lse;
-            cr_assert(array_convert(&m.o[p], ATTUNE_F64, &wide, &why) &&
-                      array_convert(&m.lse[p], ATTUNE_F64, &wide_lse, &why));
+            array in_f64, lse_in_f64;
+            cr_assert(array_convert(&m.o[p], ATTUNE_F64, &in_f64, &why) &&
+                      array_convert(&m.lse[p], ATTUNE_F64, &lse_in_f64, &why));
             array_free(&m.o[p]);
             array_free(&m.lse[p]);
-            m.o[p] = wide;
-            m.lse[p] = wide_lse;
+            m.o[p] = in_f64;
+            m.lse[p] = lse_in_f64;
         }
         /* o is rounded before it enters dot(d_o, o_i - o). */
         const double tolerance = m.dtype == ATTUNE_F64 ? 1e-6 : 4 * epsilon_of(m.dtype) * sqrt((double)m.size[3]);

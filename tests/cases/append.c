@@ -387,8 +387,9 @@ static void store_check(const appended *a, const char *name, const array *from, 
                 double most = 0;
                 for (int64_t j = 0; j < t->size[3]; j++)
                     most = fabs(row[j]) > most ? fabs(row[j]) : most;
-                cr_assert(fabs((double)*factor - most / largest(t->dtype)) <= 1e-6 * most, "%s %s: factor %g", c->name,
-                          name, (double)*factor);
+                const double wanted = most / largest(t->dtype);
+                cr_assert(fabs((double)*factor - wanted) <= 1e-6 * most, "%s %s: factor %g, expected %g", c->name, name,
+                          (double)*factor, wanted);
             }
             check_row(a, name, t->dtype, row, error, t->size[3], at, factor ? *factor : 1);
             memset(at, 0xff, row_size);

@@ -62,11 +62,11 @@ static bool take_matrices(uint64_t number, case_job *job)
     const attention_case *c = &job->c;
     const uint32_t d = c->head_dim > c->head_dim_v ? c->head_dim : c->head_dim_v;
     const uint32_t blocks = c->mask ? c->q_block | c->kv_block : 0; /* 0 stands for 128 */
-    const bool wide = blocks % 64 == 0;
-    job->c.backward_options = number % 4 == 1 && wide && d <= 64   ? TILE "}"
-                              : number % 4 == 2 && wide && d <= 32 ? TILE ", \"num_warps\": 4}"
-                              : number % 4 == 3 && d <= 64         ? MATRICES ", \"num_warps\": 8}"
-                                                                   : MATRICES "}";
+    const bool fits_64 = blocks % 64 == 0;
+    job->c.backward_options = number % 4 == 1 && fits_64 && d <= 64   ? TILE "}"
+                              : number % 4 == 2 && fits_64 && d <= 32 ? TILE ", \"num_warps\": 4}"
+                              : number % 4 == 3 && d <= 64            ? MATRICES ", \"num_warps\": 8}"
+                                                                      : MATRICES "}";
 #undef TILE
 #undef MATRICES
     return blocks % 16 == 0 && d <= 256 && c->kv_len <= 2048;

@@ -69,10 +69,10 @@ static inline attention_case case_unmixed(const attention_case *c)
 /* Not every backend has large head dimensions yet: Vulkan has them in forward. */
 static inline bool case_supported(const attention_case *c, const char *backend, bool gradients)
 {
-    const bool wide = c->head_dim > 256 || c->head_dim_v > 256;
+    const bool past_256 = c->head_dim > 256 || c->head_dim_v > 256;
     if (!strcmp(backend, "cpu") || (!strcmp(backend, "vulkan") && !gradients))
         return true;
-    return !wide;
+    return !past_256;
 }
 
 /* Not those whose outputs are NaN or infinite: their gradients are too. */

@@ -19,7 +19,7 @@ typedef struct pattern {
     bool (*allowed)(int64_t q, int64_t kv);
 } pattern;
 
-typedef struct problem {
+typedef struct pairs {
     pattern mask;
     uint32_t splits; /* 0 = the planner's */
     int64_t rows;

@@ -26,9 +26,9 @@ static bool draw(const case_suite *s, uint64_t number, case_job *job)
  * runs on the CPU: long cases take the planner's kernel. Q and O of any type, but f16 keys and values. */
 static void take_matrices(attention_case *c)
 {
-    const bool wide = c->head_dim > 256 || c->head_dim_v > 256;
+    const bool past_256 = c->head_dim > 256 || c->head_dim_v > 256;
     c->kv_dtype = ATTUNE_F16;
-    if (!c->options && !wide && c->kv_len <= 2048 && (!c->mask || (c->q_block % 16 == 0 && c->kv_block % 16 == 0)))
+    if (!c->options && !past_256 && c->kv_len <= 2048 && (!c->mask || (c->q_block % 16 == 0 && c->kv_block % 16 == 0)))
         c->options = "{\"KERNEL\": \"vulkan_coopmat\"}";
 }
 

@@ -62,7 +62,7 @@ static void check(attune_instance *instance, attune_device *device, const attent
     failure why;
     cr_assert(case_instantiate(instance, c, narrow, test_seed(), &base, &why), "%s", why.message);
     attention mixed = converted(&base, ATTUNE_F32, narrow, ATTUNE_F32),
-              wide = converted(&base, ATTUNE_F32, ATTUNE_F32, ATTUNE_F32);
+              widened = converted(&base, ATTUNE_F32, ATTUNE_F32, ATTUNE_F32);
     results r[3];
     run(instance, device, &base, options, &r[0]);
     run(instance, device, &mixed, options, &r[1]);
@@ -76,7 +76,7 @@ static void check(attune_instance *instance, attune_device *device, const attent
     expect_same("o, rounded", c, &r[0].o, &rounded);
     array_free(&rounded);
     if (computes_in_f32) {
-        run(instance, device, &wide, options, &r[2]);
+        run(instance, device, &widened, options, &r[2]);
         expect_same("lse of widened keys", c, &r[1].lse, &r[2].lse);
         expect_same("o of widened values", c, &r[1].o, &r[2].o);
     }
@@ -85,7 +85,7 @@ static void check(attune_instance *instance, attune_device *device, const attent
         array_free(&r[i].lse);
     }
     release(&mixed);
-    release(&wide);
+    release(&widened);
     case_release(&base);
 }
 

@@ -152,10 +152,10 @@ void served_draw(const serving_case *c, attune_dtype dtype, uint64_t seed, serve
         /* The oracle has one type for both. */
         array *both[2] = {&s->k[b], &s->v[b]};
         for (int i = 0; s->k_dtype != s->v_dtype && i < 2; i++) {
-            array wide;
-            cr_assert(array_convert(both[i], ATTUNE_F32, &wide, &why));
+            array in_f32;
+            cr_assert(array_convert(both[i], ATTUNE_F32, &in_f32, &why));
             array_free(both[i]);
-            *both[i] = wide;
+            *both[i] = in_f32;
         }
     }
     s->live = c->flags & COUNT ? s->sequences - 1 : s->sequences;

@@ -152,6 +152,8 @@ def faults(arguments):
     runner = Runner(arguments.build, True)  # the kernels without a fault are those of the cases
     begin, away = time.time(), {'GCOV_PREFIX': str(runner.folder / 'away')}
     this, parts = map(int, arguments.part.split('/'))
+    if not 0 <= this < parts:
+        sys.exit(f'--part {arguments.part}: the first number is one of 0 to {parts - 1}')
 
     def test(name):
         status, output, _, wall = runner.run(f'model model/{name}', more=away | {'ATTUNE_TEST_PART': arguments.part})
@@ -163,10 +165,15 @@ def faults(arguments):
         if text not in (SOURCE / 'cuda' / file).read_text():
             return name, False, f'{file} has no {text!r}', 0
         status, output, _, wall = runner.run(line, more=away | {'ATTUNE_MODEL_FAULT': f'{file}|{text}|{instead}'})
-        return name, bool(status) and bool(re.search(said, output)), f'status {status}\n{output}', wall
+        # A fault that does not compile, or a test that did not run it, finds nothing.
+        failed_otherwise = re.search(r'NVRTC .* refuses|no case that runs here|no test is named|Timed out', output)
+        is_found = bool(status) and not failed_otherwise and bool(re.search(said, output))
+        return name, is_found, f'status {status}\n{output}', wall
 
     tests = re.findall(r'^Test\(model, (\w*faults)\)', (SOURCE / 'tests/model/suite.c').read_text(), re.M)
     chosen = [fault for i, fault in enumerate(FAULTS) if i % parts == this and arguments.only in ' '.join(fault)]
+    if arguments.only and not chosen:
+        sys.exit(f'no fault of this part has {arguments.only!r}')
     found, passed = 0, True
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         made = [pool.submit(test, name) for name in tests if not arguments.only] + [pool.submit(seed, fault) for fault in chosen]

@@ -3,6 +3,10 @@
 cases, the file, its text, the text in its place, a part of what is said). tests/model/suite.c has more, of the rows of the case table."""
 
 SHARED = 'of shared memory, which'
+# What the oracles of the tables say of wrong values.
+ORACLE = 'max error'
+APPEND = r': .*, expected |other bits than|max error'
+MERGE = r'case \d+: \d+ parts|in place of part|differences'
 
 FAULTS = [
     # ------------------------------------------------------------------------------------------------------- serving
@@ -24,22 +28,22 @@ FAULTS = [
     ('case=absorbed cases serving_cases/cuda', 'serving_sm80.cu', '                    __syncthreads();\n                    load_p(all, p);',
      '                    load_p(all, p);', SHARED),
     # Every key is in the sequence's first page.
-    ('case=pages_16 cases serving_cases/cuda', 'serving_loads.cuh', 't.table[entry * t.entry_stride]', 't.table[0]', 'error'),
+    ('case=pages_16 cases serving_cases/cuda', 'serving_loads.cuh', 't.table[entry * t.entry_stride]', 't.table[0]', ORACLE),
     # K and V are stored with the swizzle of the row beside.
     ('case=pages_16 cases serving_cases/cuda', 'serving_loads.cuh', 'copy_chunk(to + chunk_offset<CHUNKS>(row, chunk + i)',
-     'copy_chunk(to + chunk_offset<CHUNKS>(row ^ 1, chunk + i)', 'error'),
+     'copy_chunk(to + chunk_offset<CHUNKS>(row ^ 1, chunk + i)', ORACLE),
     # A row sees its neighbour's drafts.
     ('case=tree cases serving_cases/cuda', 'serving_sm80.cu', 'words[draft / 32 * s.tree.stride[2]] >> draft % 32', 'words[draft / 32 * s.tree.stride[2]] >> (draft + 1) % 32',
-     'error'),
+     ORACLE),
     # Blocks of 32 codes have the first one's factor.
     ('case=q8_0 cases serving_cases/cuda', 'serving_loads.cuh', 'factors[row * FACTORS + chunk / 4] = x[r][i].factor;', 'factors[row * FACTORS] = x[r][i].factor;',
-     'error|' + SHARED),
+     ORACLE + '|' + SHARED),
     # The CTA that is last but one adds the parts.
-    ('case=split_few cases serving_cases/cuda', 'serving_parts.cuh', '== t.parts - 1;', '== t.parts - 2;', 'error'),
+    ('case=split_few cases serving_cases/cuda', 'serving_parts.cuh', '== t.parts - 1;', '== t.parts - 2;', ORACLE),
     # Counters of finished parts are left for the next call.
-    ('case=split_few cases serving_cases/cuda', 'serving_parts.cuh', '            *counter = 0;', '            ;', 'other bits from other pages|error'),
+    ('case=split_few cases serving_cases/cuda', 'serving_parts.cuh', '            *counter = 0;', '            ;', 'other bits from other pages|' + ORACLE),
     # Parts overwrite each other's partial results.
-    ('case=split_few cases serving_cases/cuda', 'serving_parts.cuh', '(u64)(t.slot + part) * PART_BYTES', '(u64)t.slot * PART_BYTES', 'error'),
+    ('case=split_few cases serving_cases/cuda', 'serving_parts.cuh', '(u64)(t.slot + part) * PART_BYTES', '(u64)t.slot * PART_BYTES', ORACLE),
     # A warp of the schedule reads another one's choice before it is stored.
     ('case=split_few cases serving_cases/cuda', 'serving_schedule.cuh', '        of_warps[threadIdx.x / 32] = found;\n    __syncthreads();',
      '        of_warps[threadIdx.x / 32] = found;', SHARED),
@@ -50,23 +54,23 @@ FAULTS = [
     # A lane rotates columns that another one has not yet loaded.
     ('case=rope_interleaved cases append/cuda', 'append.cu', '    row += a.rotary_first;\n    __syncwarp();', '    row += a.rotary_first;', SHARED),
     # Rows go to the sequence's first page.
-    ('case=rope cases append/cuda', 'append.cu', 't.table[entry * t.entry_stride]', 't.table[0]', 'append'),
+    ('case=rope cases append/cuda', 'append.cu', 't.table[entry * t.entry_stride]', 't.table[0]', APPEND),
     # The halves of a row are rotated as if neighbours were pairs.
-    ('case=rope cases append/cuda', 'append.cu', 'first + (a.interleaved ? 1 : a.pairs)', 'first + 1', 'append|' + SHARED),
+    ('case=rope cases append/cuda', 'append.cu', 'first + (a.interleaved ? 1 : a.pairs)', 'first + 1', APPEND + '|' + SHARED),
     # A row's factor is that of its first 32 columns.
     ('case=i8_rows cases append/cuda', 'append.cu', '            for (int c = lane; c < COUNT; c += 32)\n                most',
-     '            for (int c = lane; c < 32; c += 32)\n                most', 'append'),
+     '            for (int c = lane; c < 32; c += 32)\n                most', APPEND),
     # The two codes of a byte are of one element.
-    ('case=q4_0 cases append/cuda', 'append.cu', '__shfl_sync(0xffffffffu, code, lane % 16 + 16)', '__shfl_sync(0xffffffffu, code, lane % 16)', 'append'),
+    ('case=q4_0 cases append/cuda', 'append.cu', '__shfl_sync(0xffffffffu, code, lane % 16 + 16)', '__shfl_sync(0xffffffffu, code, lane % 16)', APPEND),
     # ------------------------------------------------------------------------------------------------------- merge
     # The LSE overwrites that of a part before all lanes have read it.
-    ('scale=0.1 api merge/cuda', 'merge.cu', '    __syncwarp();\n    if (lane == 0 && a.lse.address)', '    if (lane == 0 && a.lse.address)', 'merge'),
+    ('scale=0.1 api merge/cuda', 'merge.cu', '    __syncwarp();\n    if (lane == 0 && a.lse.address)', '    if (lane == 0 && a.lse.address)', MERGE),
     # Every part is the first one: rows of any layout, and vectors.
-    ('scale=0.1 api merge/cuda', 'merge.cu', 'load2(a.parts[i].o, row_of(a.parts[i].o, p), c, both)', 'load2(a.parts[i].o, row_of(a.parts[0].o, p), c, both)', 'merge'),
-    ('scale=0.1 api merge/cuda', 'merge.cu', 'chunks[i] = load_chunk<TYPE>(a.parts[i].o,', 'chunks[i] = load_chunk<TYPE>(a.parts[0].o,', 'merge'),
+    ('scale=0.1 api merge/cuda', 'merge.cu', 'load2(a.parts[i].o, row_of(a.parts[i].o, p), c, both)', 'load2(a.parts[i].o, row_of(a.parts[0].o, p), c, both)', MERGE),
+    ('scale=0.1 api merge/cuda', 'merge.cu', 'chunks[i] = load_chunk<TYPE>(a.parts[i].o,', 'chunks[i] = load_chunk<TYPE>(a.parts[0].o,', MERGE),
     # A lane leaves out the last exchange of a sum.
-    ('scale=0.1 api merge/backward_cuda', 'merge.cu', 'for (int step = 16; step; step /= 2)', 'for (int step = 16; step > 1; step /= 2)', 'merge'),
-    ('scale=0.1 api merge/backward_cuda', 'merge.cu', 'for (int step = 1 << a.lane_bits >> 1; step; step /= 2)', 'for (int step = 1 << a.lane_bits >> 2; step; step /= 2)', 'merge'),
+    ('scale=0.1 api merge/backward_cuda', 'merge.cu', 'for (int step = 16; step; step /= 2)', 'for (int step = 16; step > 1; step /= 2)', MERGE),
+    ('scale=0.1 api merge/backward_cuda', 'merge.cu', 'for (int step = 1 << a.lane_bits >> 1; step; step /= 2)', 'for (int step = 1 << a.lane_bits >> 2; step; step /= 2)', MERGE),
     # ------------------------------------------------------------------------------------------------------- mask lists
     # A warp adds the others' counts before they are stored.
     ('scale=0.2 api mask_tensor/cuda', 'mask_lists.cu', '            of_warps[warp] = sum;\n        __syncthreads();', '            of_warps[warp] = sum;', SHARED),
@@ -84,20 +88,20 @@ FAULTS = [
     # O overwrites operands that are read.
     ('dtype=f16 cases forward_cuda/decode_few', 'decode_sm80.cu', '    __syncthreads();\n    p = part_of(', '    p = part_of(', SHARED),
     # A split begins with blocks of the one before.
-    ('dtype=f16 cases forward_cuda/lists_of_heads_full', 'decode_sm80.cu', '        list_skip(w.left.full, w.left.fulls, p.step);', '', 'error'),
+    ('dtype=f16 cases forward_cuda/lists_of_heads_full', 'decode_sm80.cu', '        list_skip(w.left.full, w.left.fulls, p.step);', '', ORACLE),
     # Splits overwrite each other's partial results.
-    ('dtype=f16 cases forward_cuda/lists_of_heads_full', 'decode_sm80.cu', '* parts.split + p.index;', '* parts.split;', 'error'),
+    ('dtype=f16 cases forward_cuda/lists_of_heads_full', 'decode_sm80.cu', '* parts.split + p.index;', '* parts.split;', ORACLE),
     # Key terms of this tile are those of the next.
-    ('dtype=bf16 cases forward_cuda/decode_keys', 'decode_sm80.cu', '        store_terms(next_key_terms, terms + terms_offset);', '        store_terms(next_key_terms, terms);', 'error|' + SHARED),
+    ('dtype=bf16 cases forward_cuda/decode_keys', 'decode_sm80.cu', '        store_terms(next_key_terms, terms + terms_offset);', '        store_terms(next_key_terms, terms);', ORACLE + '|' + SHARED),
     # ------------------------------------------------------------------------------------------- backward, sums, sinks
     # Sums over rows leave out the last exchange of lanes.
-    ('dtype=f32 cases gradients_cuda/head_8', 'delta.cu', 'for (int step = 16; step; step /= 2)\n            sum += __shfl_xor', 'for (int step = 16; step > 1; step /= 2)\n            sum += __shfl_xor', 'error'),
+    ('dtype=f32 cases gradients_cuda/head_8', 'delta.cu', 'for (int step = 16; step; step /= 2)\n            sum += __shfl_xor', 'for (int step = 16; step > 1; step /= 2)\n            sum += __shfl_xor', ORACLE),
     # A sink's gradient is added before all warps have stored theirs.
     ('dtype=f32 cases gradients_cuda/sinks_alone', 'delta.cu', '    __syncthreads();\n    if (threadIdx.x)\n        return;', '    if (threadIdx.x)\n        return;', SHARED),
     # The inner tiles' stage is overwritten while it is multiplied.
     ('kernel=cuda_sm80 dtype=f32 cases gradients_cuda/head_8', 'backward_sm80.cu', '            __syncthreads();\n            load_inner(tile, data, a, back, next);', '            load_inner(tile, data, a, back, next);', SHARED),
     # A derivative is that of the score before its expression.
-    ('kernel=cuda_sm80 dtype=f32 cases gradients_cuda/many_key_terms', 'backward_sm80.cu', 'dp[r][n][i] *= attune_score_slope', 'dp[r][n][i] *= 1.0f + 0.0f * attune_score_slope', 'error'),
+    ('kernel=cuda_sm80 dtype=f32 cases gradients_cuda/many_key_terms', 'backward_sm80.cu', 'dp[r][n][i] *= attune_score_slope', 'dp[r][n][i] *= 1.0f + 0.0f * attune_score_slope', ORACLE),
     # P and dS of the other warp group are read before they are stored.
     ('sm=90 dtype=bf16 cases gradients_cuda/head_192_128', 'wide_backward_sm90.cuh', '            consumers_sync();', '', SHARED),
     # They are stored, and read by wgmma, without a fence.
@@ -106,5 +110,5 @@ FAULTS = [
     # Ordered tiles wait for the wrong one.
     ('sm=90 dtype=f16 cases gradients_cuda/causal_long_keys', 'ordered_sums.cuh', 'bulk_wait_release(word, tile + 1);', 'bulk_wait_release(word, tile);', 'never'),
     # Lanes of a row take each other's shares of a capture's gradient.
-    ('sm=90 dtype=f16 cases gradients_cuda/half_bias', 'capture_gradients_sm90.cuh', 'upper ? x[i] : x[i + HALF], STEP', 'upper ? x[i + HALF] : x[i], STEP', 'error'),
+    ('sm=90 dtype=f16 cases gradients_cuda/half_bias', 'capture_gradients_sm90.cuh', 'upper ? x[i] : x[i + HALF], STEP', 'upper ? x[i + HALF] : x[i], STEP', ORACLE),
 ]
