@@ -3,7 +3,7 @@
 cases, the file, its text, the text in its place, a part of what is said). tests/model/suite.c has more, of the rows of the case table."""
 
 SHARED = 'of shared memory, which'
-# What the oracles of the tables say of wrong values.
+# Words of the oracles of the tables, of wrong values.
 ORACLE = 'max error'
 APPEND = r': .*, expected |other bits than|max error'
 MERGE = r'case \d+: \d+ parts|in place of part|differences'
