@@ -124,13 +124,11 @@ static size_t span_rows(span c, const attune__kv_tile *tile)
     return (c.end < tile->count ? c.end : tile->count) - c.first;
 }
 
-/* 6: O += P V for the rows of cells from r0 on. */
-static void add_cells(const attune__cpu_run *run, const item *it, const state *st, const attune__kv_tile *tile,
-                      size_t r0)
+/* 6: O += P V for some rows from r0 on, over their spans. */
+static void add_spans(const attune__cpu_run *run, const state *st, const attune__kv_tile *tile, size_t r0, size_t rows,
+                      const span *spans, size_t count)
 {
-    const size_t panel_stride = ATTUNE__PANEL * attune__cpu_pad(run->block_n), rows = rows_of_cells(it, r0);
-    span spans[MOST_SPANS];
-    const size_t count = spans_of(st, r0, rows, tile, spans);
+    const size_t panel_stride = ATTUNE__PANEL * attune__cpu_pad(run->block_n);
     for (size_t i = 0; i < count; i++) {
         const size_t c = spans[i].first;
         run->device->KERNELS.multiply_add(st->o + r0 * st->ldo, st->ldo, st->s + r0 * st->lds + c, st->lds, rows,
@@ -168,7 +166,7 @@ static void attend_cells(const attune__cpu_run *run, const item *it, const state
         for (size_t r = r0; r < r0 + rows; r++)
             softmax_row(run, st, r, st->s + r * st->lds, spans, count);
         if (finite)
-            add_cells(run, it, st, tile, r0);
+            add_spans(run, st, tile, r0, rows, spans, count);
     }
     if (finite)
         return;
@@ -179,8 +177,11 @@ static void attend_cells(const attune__cpu_run *run, const item *it, const state
         take_values(it, st, c,
                     &(operand){st->v + c * ATTUNE__PANEL, span_rows(spans[i], tile), dv, ATTUNE__PANEL, panel_stride});
     }
-    for (size_t r0 = 0; r0 < it->rows; r0 += CELL_ROWS)
-        add_cells(run, it, st, tile, r0);
+    for (size_t r0 = 0; r0 < it->rows; r0 += CELL_ROWS) {
+        const size_t rows = rows_of_cells(it, r0);
+        count = spans_of(st, r0, rows, tile, spans);
+        add_spans(run, st, tile, r0, rows, spans, count);
+    }
 }
 
 /* With fewer rows, what they share costs more than it saves. */

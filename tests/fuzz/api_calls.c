@@ -106,57 +106,74 @@ void api_run_plan(api_world *w, api_tape *t)
     api_launched(status, done);
 }
 
+/* The merger, device and shapes of a merge, or of its gradients. */
+typedef struct merged {
+    const attune_merger *merger;
+    attune_device *device;
+    attune_dtype dtype, rows; /* of O, and of LSE */
+    int64_t o[4];
+} merged;
+
+/* False if there is no device, and nothing is drawn. */
+static bool draw_merged(api_world *w, api_tape *t, merged *m)
+{
+    *m = (merged){0};
+    m->merger = w->mergers[api_below(t, API_SLOTS)];
+    m->device = w->devices[api_below(t, API_SLOTS)];
+    if (!m->device)
+        return false;
+    m->dtype = (attune_dtype)(1 + api_below(t, 4));
+    m->rows = m->dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32;
+    m->o[0] = 1 + api_below(t, 2);
+    m->o[1] = 1 + api_below(t, 3);
+    m->o[2] = api_length(t);
+    m->o[3] = 8 * (1 + api_below(t, 3));
+    return true;
+}
+
 void api_run_merge(api_world *w, api_tape *t)
 {
-    const attune_merger *merger = w->mergers[api_below(t, API_SLOTS)];
-    attune_device *device = w->devices[api_below(t, API_SLOTS)];
-    if (!device)
+    merged m;
+    if (!draw_merged(w, t, &m))
         return;
-    const attune_dtype dtype = (attune_dtype)(1 + api_below(t, 4)),
-                       rows = dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32;
-    const int64_t o[] = {1 + api_below(t, 2), 1 + api_below(t, 3), api_length(t), 8 * (1 + api_below(t, 3))};
     attune_merge_part parts[10];
     for (int i = 0; i < 10; i++)
-        parts[i] = (attune_merge_part){api_tensor(w, t, 4, o, dtype), api_tensor(w, t, 3, o, rows),
-                                       api_tensor(w, t, 4, o, dtype), api_tensor(w, t, 3, o, rows)};
+        parts[i] = (attune_merge_part){api_tensor(w, t, 4, m.o, m.dtype), api_tensor(w, t, 3, m.o, m.rows),
+                                       api_tensor(w, t, 4, m.o, m.dtype), api_tensor(w, t, 3, m.o, m.rows)};
     attune_merge_args a = {.struct_size = sizeof a,
                            .parts = parts,
                            .part_count = api_below(t, 11),
-                           .o = api_tensor(w, t, 4, o, dtype),
+                           .o = api_tensor(w, t, 4, m.o, m.dtype),
                            .workspace = w->buffers[api_below(t, API_SLOTS)]};
     attune_completion done;
-    const attune_status status = attune_merge(merger, attune_device_queue(device), &a, &done);
+    const attune_status status = attune_merge(m.merger, attune_device_queue(m.device), &a, &done);
     api_launched(status, done);
 }
 
 void api_run_merge_backward(api_world *w, api_tape *t)
 {
-    const attune_merger *merger = w->mergers[api_below(t, API_SLOTS)];
-    attune_device *device = w->devices[api_below(t, API_SLOTS)];
-    if (!device)
+    merged m;
+    if (!draw_merged(w, t, &m))
         return;
-    const attune_dtype dtype = (attune_dtype)(1 + api_below(t, 4)),
-                       rows = dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32;
-    const int64_t o[] = {1 + api_below(t, 2), 1 + api_below(t, 3), api_length(t), 8 * (1 + api_below(t, 3))};
     attune_merge_part parts[10];
     for (int i = 0; i < 10; i++) {
-        parts[i] = (attune_merge_part){.o = api_tensor(w, t, 4, o, dtype), .lse = api_tensor(w, t, 3, o, rows)};
+        parts[i] = (attune_merge_part){.o = api_tensor(w, t, 4, m.o, m.dtype), .lse = api_tensor(w, t, 3, m.o, m.rows)};
         if (api_below(t, 4))
-            parts[i].d_o = api_tensor(w, t, 4, o, dtype);
+            parts[i].d_o = api_tensor(w, t, 4, m.o, m.dtype);
         if (api_below(t, 4))
-            parts[i].d_lse = api_tensor(w, t, 3, o, rows);
+            parts[i].d_lse = api_tensor(w, t, 3, m.o, m.rows);
     }
     attune_merge_backward_args a = {.struct_size = sizeof a,
                                     .parts = parts,
                                     .part_count = api_below(t, 11),
-                                    .o = api_tensor(w, t, 4, o, dtype),
-                                    .lse = api_tensor(w, t, 3, o, rows),
-                                    .d_o = api_tensor(w, t, 4, o, dtype),
+                                    .o = api_tensor(w, t, 4, m.o, m.dtype),
+                                    .lse = api_tensor(w, t, 3, m.o, m.rows),
+                                    .d_o = api_tensor(w, t, 4, m.o, m.dtype),
                                     .workspace = w->buffers[api_below(t, API_SLOTS)],
                                     .workspace_offset = api_below(t, 4) ? 0 : (uint64_t)api_length(t)};
     if (api_below(t, 2))
-        a.d_lse = api_tensor(w, t, 3, o, rows);
+        a.d_lse = api_tensor(w, t, 3, m.o, m.rows);
     attune_completion done;
-    const attune_status status = attune_merge_backward(merger, attune_device_queue(device), &a, &done);
+    const attune_status status = attune_merge_backward(m.merger, attune_device_queue(m.device), &a, &done);
     api_launched(status, done);
 }

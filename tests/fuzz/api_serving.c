@@ -66,6 +66,7 @@ void api_make_serving(api_world *w, api_tape *t)
 
 /* A call's cache and batch, of the plan's sizes. */
 typedef struct served {
+    const attune_plan *plan;
     attune_problem p;
     attune_dtype rows; /* of lse, sinks and tables */
     int64_t tokens, sequences;
@@ -94,9 +95,15 @@ static attune_tensor scale(api_world *w, api_tape *t, const int64_t *k)
     }
 }
 
-static void draw(api_world *w, api_tape *t, uint32_t slot, served *s)
+/* Returns the device of the call; NULL = there is none, and nothing is drawn. */
+static attune_device *draw(api_world *w, api_tape *t, served *s)
 {
+    const uint32_t slot = api_below(t, API_SLOTS);
+    attune_device *device = w->devices[api_below(t, API_SLOTS)];
     memset(s, 0, sizeof *s);
+    if (!device)
+        return NULL;
+    s->plan = w->serving[slot];
     s->p = w->problems[slot];
     s->rows = s->p.dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32;
     s->sequences = 1 + api_below(t, (uint32_t)at_least(s->p.batch, 1));
@@ -140,6 +147,7 @@ static void draw(api_world *w, api_tape *t, uint32_t slot, served *s)
     for (size_t i = 0; i < sizeof of / sizeof *of; i++)
         if (of[i]->buffer)
             of[i]->offset += 16 * api_below(t, 64);
+    return device;
 }
 
 /* Rows of q, o, lse: of all sequences, or of each. */
@@ -153,12 +161,10 @@ static attune_tensor rows_of(api_world *w, api_tape *t, const served *s, int64_t
 
 void api_run_serving(api_world *w, api_tape *t)
 {
-    const uint32_t slot = api_below(t, API_SLOTS);
-    attune_device *device = w->devices[api_below(t, API_SLOTS)];
     served s;
+    attune_device *device = draw(w, t, &s);
     if (!device)
         return;
-    draw(w, t, slot, &s);
     const int64_t one[] = {64}, heads[] = {s.p.heads};
     attune_capture captures[] = {{"doc", api_tensor(w, t, 1, one, ATTUNE_I32)},
                                  {"bias", api_tensor(w, t, 1, one, ATTUNE_F32)}};
@@ -184,29 +190,27 @@ void api_run_serving(api_world *w, api_tape *t)
     attune_completion done;
     attune_status status;
     /* A schedule of its own: what it holds is attune_schedule's, of these lengths or of others. */
-    const uint64_t bytes = attune_plan_schedule_size(w->serving[slot]);
+    const uint64_t bytes = attune_plan_schedule_size(s.plan);
     if (bytes && api_below(t, 2) && attune_buffer_create(device, bytes, &schedule) == ATTUNE_OK) {
         a.schedule = schedule;
-        status = attune_schedule(w->serving[slot], attune_device_queue(device), &a, &done);
+        status = attune_schedule(s.plan, attune_device_queue(device), &a, &done);
         api_launched(status, done);
         if (status != ATTUNE_OK)
             a.schedule = NULL;
         if (api_below(t, 4) == 0)
             api_fill(w, t);
     }
-    status = attune_forward(w->serving[slot], attune_device_queue(device), &a, &done);
+    status = attune_forward(s.plan, attune_device_queue(device), &a, &done);
     api_launched(status, done);
     attune_buffer_destroy(schedule);
 }
 
 void api_run_append(api_world *w, api_tape *t)
 {
-    const uint32_t slot = api_below(t, API_SLOTS);
-    attune_device *device = w->devices[api_below(t, API_SLOTS)];
     served s;
+    attune_device *device = draw(w, t, &s);
     if (!device)
         return;
-    draw(w, t, slot, &s);
     const int64_t columns = 2 * (int64_t)api_below(t, s.p.head_dim / 2 + 2),
                   normed = api_below(t, 4) ? s.p.head_dim : api_below(t, 80);
     const int64_t table[] = {1 + api_below(t, 100), columns / 2}, weights[] = {normed};
@@ -238,6 +242,6 @@ void api_run_append(api_world *w, api_tape *t)
             a.q_norm = api_tensor(w, t, 1, weights, api_below(t, 2) ? s.rows : s.p.dtype);
     }
     attune_completion done;
-    const attune_status status = attune_append(w->serving[slot], attune_device_queue(device), &a, &done);
+    const attune_status status = attune_append(s.plan, attune_device_queue(device), &a, &done);
     api_launched(status, done);
 }
