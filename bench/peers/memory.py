@@ -5,7 +5,8 @@
 A step makes the mask from its anchors, goes forwards and backwards. attune's figure is what its tensors, captures, workspaces and
 lists take (device_bytes of `attune bench --direction step`), and beside it what the GPU lost while that program ran, over
 what it loses to a run of the least size: context and kernels are in both. PyTorch's is the allocator's peak over its second step.
-torch-attune is attune.torch, of the Python package, whose lists lie outside of that allocator and are added.
+torch-attune is attune.torch, of the Python package, whose lists lie outside of that allocator and are added; -low is with low_memory.
+Beside the peak is the time of a step, the least of five behind the two that the peak is of.
 """
 import argparse
 import json
@@ -21,7 +22,7 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument('--attune', default='attune', help='the program')
 parser.add_argument('--workload', default='dflash', choices=['dflash', 'domino'])
 parser.add_argument('--scale', default='1', help='the share of the workload, as attune bench takes it')
-parser.add_argument('--peers', default='torch-attune,flex,efficient,math', help='of these, with commas between')
+parser.add_argument('--peers', default='torch-attune,torch-attune-low,flex,efficient,math', help='of these, with commas between')
 parser.add_argument('--device', default='cuda:0')
 parser.add_argument('--bench', default='', help='further words for attune bench')
 options = parser.parse_args()
@@ -84,18 +85,18 @@ def inputs(shape):
 compiled = torch.compile(flex_attention, dynamic=False)
 
 
-def attend_attune(shape, q, k, v):
+def attend_attune(shape, q, k, v, low_memory):
     import attune.torch
     context, blocks = shape['k'] - shape['q'], shape['q'] // BLOCK
     captures = {'anchor': torch.randint(1, context, (shape['b'], blocks), dtype=torch.int32).sort().values,
                 'keep': torch.rand((shape['b'], blocks)) > 0.05}
     return attune.torch.attention(q, k, v, 'dflash_batch(context, block, anchor, keep)', captures=captures,
-                                  parameters={'context': context, 'block': BLOCK})
+                                  parameters={'context': context, 'block': BLOCK}, low_memory=low_memory)
 
 
 def attend(peer, shape, q, k, v):
-    if peer == 'torch-attune':
-        return attend_attune(shape, q, k, v)
+    if peer.startswith('torch-attune'):
+        return attend_attune(shape, q, k, v, peer == 'torch-attune-low')
     mask = rule(shape)
     if peer == 'flex':
         lists = create_block_mask(mask, shape['b'], None, shape['q'], shape['k'], device=device, _compile=True)
@@ -119,11 +120,18 @@ def peak(peer, shape):
         torch.cuda.reset_peak_memory_stats(device)
         attend(peer, shape, q, k, v).backward(d_o)
         torch.cuda.synchronize()
-    lists = 0
-    if peer == 'torch-attune':
+    most, lists, times = torch.cuda.max_memory_allocated(device), 0, []
+    if peer.startswith('torch-attune'):
         from attune.torch import _operator
-        lists = sum(mask.stats().bytes for mask, _ in _operator.masks._values.values())
-    return torch.cuda.max_memory_allocated(device) + lists, held
+        lists = max(mask.stats().bytes for mask, _ in _operator.masks._values.values())
+    for _ in range(5):
+        q.grad = k.grad = v.grad = None
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        attend(peer, shape, q, k, v).backward(d_o)
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - begin)
+    return most + lists, held, min(times)
 
 
 torch.zeros(1, device=device)
@@ -131,16 +139,16 @@ small = run_attune('1e-9')[1]
 row, used = run_attune(options.scale)
 shape = dict(zip(('b', 'h', 'kv', 'q', 'k', 'd'), map(int, re.fullmatch(r'b(\d+)h(\d+):(\d+)q(\d+)k(\d+)d(\d+)', row['shape']).groups())))
 print(f'{options.workload} {row["shape"]}, bf16, one step; MiB')
-print(f'{"by":12} {"in all":>9}  of which')
-print(f'{"attune":12} {row["device_bytes"] / MIB:9.0f}  workspace {row["workspace_bytes"] / MIB:.0f}, lists {row["mask_bytes"] / MIB:.2f}; '
+print(f'{"by":16} {"in all":>9}  of which')
+print(f'{"attune":16} {row["device_bytes"] / MIB:9.1f}  workspace {row["workspace_bytes"] / MIB:.0f}, lists {row["mask_bytes"] / MIB:.2f}; '
       f'the GPU had {(used - small) / MIB:.0f} fewer', flush=True)
 row, used = run_attune(options.scale, '--segments')
-print(f'{"  segments":12} {row["device_bytes"] / MIB:9.0f}  workspace {row["workspace_bytes"] / MIB:.0f}, lists {row["mask_bytes"] / MIB:.2f}; '
+print(f'{"  segments":16} {row["device_bytes"] / MIB:9.1f}  workspace {row["workspace_bytes"] / MIB:.0f}, lists {row["mask_bytes"] / MIB:.2f}; '
       f'the GPU had {(used - small) / MIB:.0f} fewer', flush=True)
 for peer in filter(None, options.peers.split(',')):
     try:
-        most, held = peak(peer, shape)
-        print(f'{peer:12} {most / MIB:9.0f}  q, k, v and d_o {held / MIB:.0f}', flush=True)
+        most, held, seconds = peak(peer, shape)
+        print(f'{peer:16} {most / MIB:9.1f}  q, k, v and d_o {held / MIB:.0f}; {1e3 * seconds:.2f} ms', flush=True)
     except Exception as error:  # whatever it says when it refuses
-        print(f'{peer:12} {"-":>9}  {(str(error).strip().splitlines() or [type(error).__name__])[0][:110]}', flush=True)
+        print(f'{peer:16} {"-":>9}  {(str(error).strip().splitlines() or [type(error).__name__])[0][:110]}', flush=True)
     torch.cuda.empty_cache()

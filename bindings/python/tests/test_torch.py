@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """attune.torch on the CPU, and on CUDA where there is a GPU."""
+import json
 import math
 import subprocess
 import sys
@@ -122,7 +123,7 @@ def arguments(device, grad=True):
         normal(1, 2, 24, 8, device=device, grad=grad)
     slopes, doc = normal(4, device=device, grad=grad), torch.randint(0, 2, (24,), dtype=torch.int32)
     return (q, k, v, "doc[q] == doc[kv] && kv < n", "doc", [doc], "score + slopes[h] * c", "slopes", [slopes], "n:i,c:f", [20.0, 0.5],
-            0.25, [16, 32, 0, 0], "", True)
+            0.25, [16, 32, 0, 0], "", True, False)
 
 
 def test_opcheck(device):
@@ -135,10 +136,10 @@ def test_opcheck(device):
     swapped[:3] = (x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in swapped[:3])
     torch.library.opcheck(torch.ops.attune.attention.default, tuple(swapped))
     assert at.attention(*swapped[:3]).transpose(1, 2).is_contiguous()
-    q, k, v, *rest, _ = arguments(device, grad=False)
-    o, lse = torch.ops.attune.attention(q, k, v, *rest, True)
+    q, k, v, *rest, _, _ = arguments(device, grad=False)
+    o, lse = torch.ops.attune.attention(q, k, v, *rest, True, False)
     torch.library.opcheck(torch.ops.attune.attention_backward.default,
-                          (q, k, v, o, lse, torch.randn_like(o), torch.randn_like(lse), *rest, [0]),
+                          (q, k, v, o, lse, torch.randn_like(o), torch.randn_like(lse), *rest, [0], False),
                           test_utils=("test_schema", "test_faketensor", "test_autograd_registration"))
 
 
@@ -436,6 +437,60 @@ def test_memory_of_a_step():
     o, lse, gradients = q.numel() * 4, 8 * 512 * 4, sum(x.numel() for x in leaves) * 4
     assert forward[1] == o + lse and o + lse <= forward[0] <= o + lse + plans["forward"].workspace_size + 1024
     assert backward[1] <= gradients and gradients <= backward[0] <= gradients + plans["backward"].workspace_size + 1024
+
+
+def test_low_memory(device):
+    """Some heads at a time: the same gradients, also of captures and LSE, whatever the layout and the batch."""
+    for batch, heads, kv_heads, swapped in ((1, 12, 6, False), (1, 12, 6, True), (2, 6, 3, False), (1, 7, 7, False), (1, 4, 1, False)):
+        q, k, v = normal(batch, heads, 150, 32, device=device), normal(batch, kv_heads, 170, 32, device=device), \
+            normal(batch, kv_heads, 170, 24, device=device)
+        slopes = normal(150, device=device)
+        if swapped:
+            q, k, v = (x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in (q, k, v))
+        found = []
+        for low in (False, True):
+            o, lse = at.attention(q, k, v, "q >= kv - 20", "score + slopes[q] * (q - kv)", captures={"slopes": slopes}, return_lse=True, low_memory=low)
+            found.append([o, *torch.autograd.grad((o * o).sum() + (lse * lse).sum(), (q, k, v, slopes))])
+        for a, b in zip(*found):
+            near(a, b, 2e-5 * max(1.0, b.abs().max().item()))
+            assert a.stride() == b.stride()
+    with pytest.raises(attune.InvalidArgument, match="reads the head"):
+        at.attention(q, k, v, score="score + h", low_memory=True).sum().backward()
+    with pytest.raises(attune.InvalidArgument, match="reads the head"):
+        at.attention(q, k, v, score="alibi(s)", captures={"s": torch.ones(4, device=device)}, low_memory=True).sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_memory_of_a_step_with_low_memory(dtype):
+    """The workspace of all groups but the last lies in the gradients."""
+    at.clear()
+    q, k, v, d_o = (torch.randn(1, heads, 512, 64, dtype=dtype) for heads in (32, 8, 8, 32))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    o = [at.attention(q, k, v, "causal", low_memory=low) for low in (False, True)]
+    for x in o:  # makes the plans
+        x.backward(d_o, retain_graph=True)
+    least = {plan.problem.kv_heads: plan.workspace_size for made in _operator.signatures._values.values()
+             for _, plan in made.family if plan.problem.direction == "backward"}
+    for x in leaves:
+        x.grad = None
+    gradients = sum(x.numel() * x.element_size() for x in leaves)
+    assert least[1] < least[8]
+    spare = 32 * 512 * 4 * 5 // 8 + 256
+    assert gradients <= allocated(lambda: o[1].backward(d_o))[0] <= gradients + spare + least[1] + 1024
+
+
+def test_dflash_step_with_low_memory_on_an_h200():
+    """The planner's workspaces fit where low_memory has them lie: three quarters of the heads in dQ, the rest in half of LSE's size."""
+    def workspace(kv_heads, options=None):
+        problem = attune.Problem(head_dim=128, heads=4 * kv_heads, kv_heads=kv_heads, dtype="bf16", q_len=8192, kv_len=16384, lse=True,
+                                 direction="backward", mask=attune.Expr("mask", "q >= kv"))
+        return json.loads(attune.choose("h200", problem, options, format="json"))["choice"]["workspace"]
+
+    head, spare = 4 * 8192 * 128 * 2, 32 * 8192 * 4 * 5 // 8
+    for size, left in ((2, 6), (2, 4), (1, 3), (1, 2)):
+        assert size * workspace(1) <= left * head + spare and workspace(size) <= left * head + spare
+    assert workspace(1) > head + spare >= workspace(2, {"bwd_KERNEL": "cuda_sm80"})
+    assert workspace(2, {"bwd_KERNEL": "cuda_sm80"}) <= spare
 
 
 @pytest.mark.parametrize("dtype, name", [(torch.float8_e4m3fn, "f8e4m3"), (torch.float8_e5m2, "f8e5m2"), (torch.int8, "i8")])

@@ -58,7 +58,8 @@ def create_block_mask(mask_mod: ModLike, B: Optional[int], H: Optional[int], Q_L
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Union[ModLike, BlockMask, None] = None, score: Optional[ModLike] = None, *,
               captures: Optional[Mapping[str, Tensor]] = None, parameters: Optional[Mapping[str, Number]] = None,
-              scale: Optional[float] = None, return_lse: bool = False, kernel_options: Optional[Options] = None) -> Any:
+              scale: Optional[float] = None, return_lse: bool = False, kernel_options: Optional[Options] = None,
+              low_memory: bool = False) -> Any:
     """softmax(score(scale * q k^T)) v over the pairs that the mask allows; with return_lse also LSE, the natural logarithm of the sums.
 
     q is [batch, heads, q_len, head_dim], k [batch or 1, kv_heads, kv_len, head_dim], v likewise with its own head_dim; query head h
@@ -68,6 +69,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Union[ModLike, BlockMask, N
     captures: the tensors that they read by name. Those of the score are on q's device, and have gradients; those of the mask best
     lie on the CPU, since lists are made there. parameters: numbers by name.
     scale: default 1 / sqrt(head_dim). kernel_options: FlexAttention's, such as {"BLOCK_M": 64, "bwd_DETERMINISTIC": True}.
+    low_memory: the backward pass takes some heads at a time, whose workspace lies in gradients that are still to be computed, so that
+    it holds hardly more than the gradients, and takes longer. Mask and score must not read the head.
 
     Gradients flow to q, k, v, the score's captures, and from LSE."""
     tensors, numbers = _captures(captures), dict(parameters or {})
@@ -90,7 +93,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Union[ModLike, BlockMask, N
         q, k, v, mask_text, ",".join(mask_tensors), [x.detach() for x in mask_tensors.values()] if mask_text else [], score_text,
         ",".join(score_tensors), list(score_tensors.values()),
         ",".join(f"{name}:{'i' if isinstance(value, int) else 'f'}" for name, value in numbers.items()),
-        [float(value) for value in numbers.values()], 0.0 if scale is None else scale, mask_shape, _options(kernel_options), with_lse)
+        [float(value) for value in numbers.values()], 0.0 if scale is None else scale, mask_shape, _options(kernel_options), with_lse,
+        low_memory)
     return (o, lse) if return_lse else o
 
 

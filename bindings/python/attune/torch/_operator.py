@@ -12,6 +12,7 @@ import dataclasses
 import importlib.util
 import os
 import pathlib
+import re
 import threading
 from collections import OrderedDict
 from typing import Any, Callable, Hashable, Iterator, Optional, Sequence, TypeVar
@@ -167,7 +168,8 @@ class Call:
 
     def __init__(self, direction: str, q: Tensor, k: Tensor, v: Tensor, mask: str, mask_names: str, mask_captures: Sequence[Tensor],
                  score: str, names: str, captures: Sequence[Tensor], parameter_names: str, parameters: Sequence[float], scale: float,
-                 mask_shape: Sequence[int], options: str, *, lse: bool, gradient_elements: int = 0) -> None:
+                 mask_shape: Sequence[int], options: str, *, lse: bool, gradient_elements: int = 0, whole: Optional[Call] = None) -> None:
+        """whole: the call of which this is a part with fewer heads: its mask serves all parts."""
         self.q, self.k, self.v = q, k, v = rows(q), rows(k), rows(v)
         self.scale, self.options, self.direction, self.lse = scale, options, direction, lse
         self.gradient_elements = gradient_elements
@@ -182,7 +184,7 @@ class Call:
         if k.shape[:3] != v.shape[:3]:
             raise InvalidArgument(f"k is {tuple(k.shape)} and v is {tuple(v.shape)}: only the last size may differ")
         self.views = {name: view(self.captures[name]) for name in self.signature.score.captures} if self.signature.score else {}
-        self.mask = self._mask(self.signature.mask, mask_shape) if self.signature.mask else None
+        self.mask: Optional[Mask] = whole.mask if whole else self._mask(self.signature.mask, mask_shape) if self.signature.mask else None
 
     def _sign(self, mask: str, score: str, parameter_names: str) -> Signature:
         q, k, v = self.q, self.k, self.v
@@ -260,13 +262,13 @@ class Call:
         with outside_of_graphs():
             return self.device._queue(stream)
 
-    def workspace(self, plan: Plan) -> Callable[[Buffers], Optional[int]]:
-        """Workspace from PyTorch's allocator. Once freed, what takes it on the same stream comes after this call."""
+    def workspace(self, plan: Plan, lent: Optional[Tensor] = None) -> Callable[[Buffers], Optional[int]]:
+        """Workspace from PyTorch's allocator, or a lent one. Once freed, what takes it on the same stream comes after this call."""
 
         def make(buffers: Buffers) -> Optional[int]:
             if not plan.workspace_size:
                 return None
-            memory = torch.empty(plan.workspace_size, dtype=torch.uint8, device=self.q.device)
+            memory = torch.empty(plan.workspace_size, dtype=torch.uint8, device=self.q.device) if lent is None else lent
             return buffers.wrap(memory.data_ptr(), plan.workspace_size, memory).value
 
         return make
@@ -298,14 +300,66 @@ def lse_like(q: Tensor, wanted: bool) -> Tensor:
     return q.new_empty(shape, dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
 
 
+def spared(q: Tensor, lse: Tensor) -> tuple[Tensor, Tensor, int]:
+    """A tensor for dQ; the bytes that it and a spare part behind it lie in; and the bytes of a head. Where dQ's heads are not pieces of
+    memory one after another, the bytes are the spare part alone, and a head has none."""
+    spare = -(-lse.numel() * lse.element_size() * 5 // 8 // 256) * 256
+    if q.shape[0] != 1 or q.stride(1) < q.stride(2):
+        return like(q, q.shape[3]), q.new_empty(spare, dtype=torch.uint8), 0
+    size = q.numel() * q.element_size()
+    memory = q.new_empty(size + spare, dtype=torch.uint8)
+    return memory[:size].view(q.dtype).view(q.shape), memory, size // q.shape[1]
+
+
+def in_groups(whole: Call, part: Callable[[slice, slice, str, Optional[Call]], Call],
+              run: Callable[[Call, slice, slice, Optional[Tensor]], None], memory: Tensor, head_bytes: int) -> None:
+    """A backward pass over a few heads of K and V at a time. `memory` has dQ, whose heads take head_bytes, and a spare part. The workspace of a group lies in what later groups write dQ to. The last groups have too little of it: on CUDA they are
+    computed by the kernels that need least, whose workspace fits into the spare part; else they have a workspace of their own."""
+    for expr in (whole.signature.mask, whole.signature.score):
+        if expr and re.search(r"\b(h|h_kv)\b", expr.print()):
+            raise InvalidArgument(f"low_memory computes some heads at a time, and \"{expr}\" reads the head")
+    group, count, done = whole.q.shape[1] // whole.k.shape[1], whole.k.shape[1], 0
+
+    def attempt(size: int, options: str, room: Tensor, must: bool) -> bool:
+        heads, kv_heads = slice(done * group, (done + size) * group), slice(done, done + size)
+        call = part(heads, kv_heads, options, whole)
+        fits = call.plan().workspace_size <= room.numel()
+        if fits or must:
+            run(call, heads, kv_heads, room if fits else None)
+        return fits or must
+
+    def room(size: int) -> Tensor:
+        begin = (done + size) * group * head_bytes
+        return memory[begin + -(memory.data_ptr() + begin) % 256 :]
+
+    def most(one: int) -> int:
+        size = count - done
+        while size and size * one > room(size).numel():
+            size -= 1
+        return size
+
+    def first(options: str) -> int:
+        return part(slice(0, group), slice(0, 1), options, whole).plan().workspace_size
+
+    one = first(whole.options)
+    while done < count and (size := most(one)) and attempt(size, whole.options, room(size), False):
+        done += size
+    options = whole.options or ("{'bwd_KERNEL': 'cuda_sm80'}" if whole.q.is_cuda else "")
+    while done < count:
+        spare = room(count - done)
+        size = min(count - done, max(1, spare.numel() // max(1, first(options))))
+        attempt(size, options, spare, True)
+        done += size
+
+
 _tags = [torch.Tag.cudagraph_unsafe] if hasattr(torch.Tag, "cudagraph_unsafe") else []
 
 
 @torch.library.custom_op("attune::attention", mutates_args=(), tags=_tags)
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: str, mask_names: str, mask_captures: list[Tensor], score: str, names: str,
               captures: list[Tensor], parameter_names: str, parameters: list[float], scale: float, mask_shape: list[int],
-              options: str, with_lse: bool) -> tuple[Tensor, Tensor]:
-    """O and LSE."""
+              options: str, with_lse: bool, low_memory: bool) -> tuple[Tensor, Tensor]:
+    """O and LSE. low_memory is for the backward pass."""
     call = Call("forward", q, k, v, mask, mask_names, mask_captures, score, names, captures, parameter_names, parameters, scale,
                 mask_shape, options, lse=with_lse)
     o, lse = like(q, v.shape[3]), lse_like(q, with_lse)
@@ -320,7 +374,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: str, mask_names: str, mask_
 @attention.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, mask: str, mask_names: str, mask_captures: list[Tensor], score: str, names: str,
       captures: list[Tensor], parameter_names: str, parameters: list[float], scale: float, mask_shape: list[int], options: str,
-      with_lse: bool) -> tuple[Tensor, Tensor]:
+      with_lse: bool, low_memory: bool) -> tuple[Tensor, Tensor]:
     return like(q, v.shape[3]), lse_like(q, with_lse)
 
 
@@ -328,21 +382,35 @@ def _(q: Tensor, k: Tensor, v: Tensor, mask: str, mask_names: str, mask_captures
 def attention_backward(q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, d_o: Tensor, d_lse: Optional[Tensor], mask: str,
                        mask_names: str, mask_captures: list[Tensor], score: str, names: str, captures: list[Tensor],
                        parameter_names: str, parameters: list[float], scale: float, mask_shape: list[int], options: str,
-                       wanted: list[int]) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+                       wanted: list[int], low_memory: bool) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """The gradients of q, k, v and of the captures whose numbers are wanted."""
     sums = {i: torch.zeros_like(captures[i], dtype=torch.float32, memory_format=torch.contiguous_format) for i in wanted}
     read = {split(names)[i]: x for i, x in sums.items()}
-    call = Call("backward", q, k, v, mask, mask_names, mask_captures, score, names, captures, parameter_names, parameters, scale,
-                mask_shape, options, lse=True, gradient_elements=sum(x.numel() for x in read.values()))
-    d_q, d_k, d_v = like(q, q.shape[3]), like(k, k.shape[3]), like(v, v.shape[3])
-    plan = call.plan()
-    read = {name: x for name, x in read.items() if name in call.views}
-    views = {"q": view(call.q), "k": view(call.k), "v": view(call.v), "o": view(rows(o)), "lse": view(lse), "d_o": view(rows(d_o)),
-             "d_q": view(d_q), "d_k": view(d_k), "d_v": view(d_v)}
-    if d_lse is not None:
-        views["d_lse"] = view(d_lse)
-    plan.backward_views(call.queue(), views, call.mask, call.views, {name: view(x) for name, x in read.items()}, call.parameters,
-                        call.workspace(plan))
+    elements = sum(x.numel() for x in read.values())
+
+    def part(heads: slice, kv_heads: slice, chosen: str, whole: Optional[Call]) -> Call:
+        return Call("backward", q[:, heads], k[:, kv_heads], v[:, kv_heads], mask, mask_names, mask_captures, score, names, captures,
+                    parameter_names, parameters, scale, mask_shape, chosen, lse=True, gradient_elements=elements, whole=whole)
+
+    every = slice(None)
+    call = part(every, every, options, None)
+    d_q, memory, head_bytes = spared(q, lse) if low_memory else (like(q, q.shape[3]), q.new_empty(0), 0)
+    d_k, d_v = like(k, k.shape[3]), like(v, v.shape[3])
+    gradients = {name: view(x) for name, x in read.items() if name in call.views}
+    o, d_o = rows(o), rows(d_o)
+
+    def run(call: Call, heads: slice, kv_heads: slice, lent: Optional[Tensor]) -> None:
+        plan = call.plan()
+        views = {"q": view(call.q), "k": view(call.k), "v": view(call.v), "o": view(o[:, heads]), "lse": view(lse[:, heads]),
+                 "d_o": view(d_o[:, heads]), "d_q": view(d_q[:, heads]), "d_k": view(d_k[:, kv_heads]), "d_v": view(d_v[:, kv_heads])}
+        if d_lse is not None:
+            views["d_lse"] = view(d_lse[:, heads])
+        plan.backward_views(call.queue(), views, call.mask, call.views, gradients, call.parameters, call.workspace(plan, lent))
+
+    if low_memory:
+        in_groups(call, part, run, memory, head_bytes)
+    else:
+        run(call, every, every, None)
     return d_q, d_k, d_v, [sums[i].to(captures[i].dtype, copy=captures[i].dtype != torch.float32) for i in wanted]
 
 
@@ -350,15 +418,15 @@ def attention_backward(q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, 
 def _(q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, d_o: Tensor, d_lse: Optional[Tensor], mask: str, mask_names: str,
       mask_captures: list[Tensor], score: str, names: str, captures: list[Tensor], parameter_names: str, parameters: list[float],
       scale: float, mask_shape: list[int], options: str,
-      wanted: list[int]) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+      wanted: list[int], low_memory: bool) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     return (like(q, q.shape[3]), like(k, k.shape[3]), like(v, v.shape[3]),
             [torch.empty_like(captures[i], memory_format=torch.contiguous_format) for i in wanted])
 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-    q, k, v, mask, mask_names, mask_captures, score, names, captures, *rest, with_lse = inputs
+    q, k, v, mask, mask_names, mask_captures, score, names, captures, *rest, with_lse, low_memory = inputs
     ctx.texts, ctx.rest, ctx.counts = (mask, mask_names, score, names), rest, (len(mask_captures), len(captures))
-    ctx.with_lse = with_lse
+    ctx.with_lse, ctx.low_memory = with_lse, low_memory
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(q, k, v, *output, *mask_captures, *captures)
 
@@ -373,13 +441,13 @@ def _backward(ctx: Any, d_o: Optional[Tensor], d_lse: Optional[Tensor]) -> Any:
     flags = list(needed) if isinstance(needed, (list, tuple)) else [bool(needed) and x.is_floating_point() for x in captures]
     wanted = [i for i, flag in enumerate(flags) if flag]
     d_q, d_k, d_v, sums = attention_backward(q, k, v, o, lse, torch.zeros_like(o) if d_o is None else d_o, d_lse, mask, mask_names,
-                                             mask_captures, score, names, captures, *ctx.rest, wanted)
+                                             mask_captures, score, names, captures, *ctx.rest, wanted, ctx.low_memory)
     d_captures: list[Optional[Tensor]] = [None] * len(captures)
     for i, x in zip(wanted, sums):
         d_captures[i] = x
     # PyTorch takes an empty list of numbers for one of tensors.
     parameters: Optional[list[None]] = None if ctx.rest[1] else []
-    return d_q, d_k, d_v, None, None, [None] * len(mask_captures), None, None, d_captures, None, parameters, None, None, None, None
+    return d_q, d_k, d_v, None, None, [None] * len(mask_captures), None, None, d_captures, None, parameters, None, None, None, None, None
 
 
 attention.register_autograd(_backward, setup_context=_setup_context)
