@@ -78,6 +78,14 @@ static uint32_t group_limit(const attune__opencl_driver *driver, attune__cl_devi
     return most > 1u << 16 ? 1u << 16 : (uint32_t)most;
 }
 
+/* PoCL 5.0's own way to make loops of a workgroup ends the process while it compiles some kernels with barriers. */
+static bool ends_the_process(const attune_device_info *info)
+{
+    static const char *const name = "Portable Computing Language 5.";
+    const char *method = getenv("POCL_WORK_GROUP_METHOD");
+    return !strncmp(info->driver, name, strlen(name)) && (!method || strcmp(method, "cbs") != 0);
+}
+
 /* Why the kernels cannot run; NULL = they can. */
 static const char *why_not(const attune__opencl_driver *driver, const found *f, char *text, size_t size)
 {
@@ -92,6 +100,10 @@ static const char *why_not(const attune__opencl_driver *driver, const found *f, 
         return "its driver says that it is not available";
     if (!ask32(driver, f->device, CL_DEVICE_COMPILER_AVAILABLE))
         return "its driver has no compiler";
+    if (ends_the_process(&f->info))
+        return "PoCL 5 ends the process while it compiles some kernels: set POCL_WORK_GROUP_METHOD=cbs in the "
+               "environment, or "
+               "install PoCL 6";
     if (!ask32(driver, f->device, CL_DEVICE_ENDIAN_LITTLE))
         return "its bytes are in the other order";
     if (!(f->float_config & CL_FP_INF_NAN))

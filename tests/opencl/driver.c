@@ -192,6 +192,27 @@ Test(opencl_driver, no_device)
     attune_instance_destroy(instance);
 }
 
+Test(opencl_driver, pocl_5_is_refused_unless_its_other_method_is_chosen)
+{
+    fake_state *fake = open_fake();
+    attune_instance *instance;
+    attune_device *device;
+    cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
+    fake->platform_name = "Portable Computing Language";
+    fake->driver_version = "5.0+debian";
+    unsetenv("POCL_WORK_GROUP_METHOD");
+    cr_expect_eq(attune_device_open(instance, "opencl:0", &device), ATTUNE_UNAVAILABLE);
+    cr_expect(strstr(attune_last_error(), "set POCL_WORK_GROUP_METHOD=cbs"), "%s", attune_last_error());
+    setenv("POCL_WORK_GROUP_METHOD", "cbs", 1);
+    cr_assert_eq(attune_device_open(instance, "opencl:0", &device), ATTUNE_OK, "%s", attune_last_error());
+    attune_device_destroy(device);
+    unsetenv("POCL_WORK_GROUP_METHOD");
+    fake->driver_version = "6.0";
+    cr_assert_eq(attune_device_open(instance, "opencl:0", &device), ATTUNE_OK, "%s", attune_last_error());
+    attune_device_destroy(device);
+    attune_instance_destroy(instance);
+}
+
 /* A driver that has no memory or resources left is not one without a device, and each message has the error's name. */
 Test(opencl_driver, errors_by_name)
 {

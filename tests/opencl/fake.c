@@ -117,7 +117,7 @@ int32_t clGetPlatformInfo(attune__cl_platform platform, uint32_t name, size_t si
 {
     (void)platform;
     CALL("clGetPlatformInfo");
-    PUT_TEXT(name == CL_PLATFORM_NAME ? "Fake" : "OpenCL 1.2 fake");
+    PUT_TEXT(name == CL_PLATFORM_NAME ? fake.platform_name ? fake.platform_name : "Fake" : "OpenCL 1.2 fake");
 }
 int32_t clGetDeviceIDs(attune__cl_platform platform, uint64_t type, uint32_t count, attune__cl_device *list,
                        uint32_t *found)
@@ -172,7 +172,7 @@ int32_t clGetDeviceInfo(attune__cl_device device, uint32_t name, size_t size, vo
             PUT_TEXT("cl_khr_subgroups cl_khr_subgroup_shuffle");
         PUT_TEXT("cl_khr_fp16_not cl_khr_byte_addressable_store");
     default:
-        PUT_TEXT("1.0");
+        PUT_TEXT(fake.driver_version ? fake.driver_version : "1.0");
     }
 }
 attune__cl_context clCreateContext(const intptr_t *properties, uint32_t count, const attune__cl_device *list,

@@ -25,8 +25,9 @@ typedef struct fake_state {
     uint64_t groups;
     int32_t event_status; /* of all events; 0 = complete */
     bool unified;
-    bool subgroups;      /* they are named, but no kernel computes: a probe finds zeros */
-    uint64_t most_bytes; /* of a memory object */
+    bool subgroups;                             /* they are named, but no kernel computes: a probe finds zeros */
+    uint64_t most_bytes;                        /* of a memory object */
+    const char *platform_name, *driver_version; /* NULL = its own */
     /* A queue of the caller. */
     bool out_of_order;
 } fake_state;
