@@ -95,13 +95,15 @@ static attune_status divide_workspace(attune__cpu_backward_run *run, uint64_t *f
     return ATTUNE_OK;
 }
 
-/* Runs a pass of `items` over `pairs`, each of which costs flop and weight. */
-static void run_pass(attune__cpu_backward_run *run, attune__pool_fn pass, uint64_t items, double pairs, uint32_t flop,
-                     uint32_t weight, uint64_t fit)
+/* Runs a pass of `items` over `pairs`, each of which costs flop and weight. heads: adjacent items with the same tiles.
+ */
+static void run_pass(attune__cpu_backward_run *run, attune__pool_fn pass, uint64_t items, int64_t heads, double pairs,
+                     uint32_t flop, uint32_t weight, uint64_t fit)
 {
     const bool f64 = attune__shape_real(&run->base.program->shape) == ATTUNE_F64;
     const uint32_t threads = attune__cpu_threads(run->base.device, f64, pairs, flop, weight, fit < items ? fit : items);
     atomic_store_explicit(&run->base.next, 0, memory_order_relaxed);
+    run->base.adjacent = attune__cpu_adjacent(&run->base, heads, threads);
     attune__pool_run(run->base.device->pool, threads, pass, run);
 }
 
@@ -153,16 +155,17 @@ attune_status attune__cpu_backward(const attune__program *program, attune_queue 
     const int64_t rows = call->forward.batch * call->forward.heads * call->forward.q_len;
     const double pairs = (double)rows * (double)call->forward.kv_len;
     const uint32_t d = 2 * mine->shape.head_dim, dv = 2 * mine->shape.head_dim_v;
-    run_pass(&run, f64 ? attune__cpu_backward_delta_f64 : attune__cpu_backward_delta_f32, (uint64_t)rows, (double)rows,
-             dv, 0, fit);
+    run_pass(&run, f64 ? attune__cpu_backward_delta_f64 : attune__cpu_backward_delta_f32, (uint64_t)rows, 1,
+             (double)rows, dv, 0, fit);
     if (call->d_sinks.buffer)
         run_pass(&run, f64 ? attune__cpu_backward_sinks_f64 : attune__cpu_backward_sinks_f32,
-                 (uint64_t)call->forward.heads, (double)rows, dv, 0, fit);
+                 (uint64_t)call->forward.heads, 1, (double)rows, dv, 0, fit);
     run_pass(&run, f64 ? attune__cpu_backward_rows_f64 : attune__cpu_backward_rows_f32,
-             (uint64_t)(run.slots ? run.slots : run.base.items), pairs, 2 * d + dv, mine->weight, fit);
+             (uint64_t)(run.slots ? run.slots : run.base.items), call->forward.heads, pairs, 2 * d + dv, mine->weight,
+             fit);
     divide_keys(&run);
-    run_pass(&run, f64 ? attune__cpu_backward_keys_f64 : attune__cpu_backward_keys_f32, (uint64_t)run.base.items, pairs,
-             2 * d + 2 * dv, mine->weight, fit);
+    run_pass(&run, f64 ? attune__cpu_backward_keys_f64 : attune__cpu_backward_keys_f32, (uint64_t)run.base.items,
+             call->forward.kv_heads, pairs, 2 * d + 2 * dv, mine->weight, fit);
     add_sums(&run);
     if (call->forward.seconds)
         *call->forward.seconds = attune__cpu_now() - start;

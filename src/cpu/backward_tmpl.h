@@ -23,9 +23,12 @@
 typedef struct state {
     ATTUNE__CPU_BACKWARD_TILE(ARRAY)
     ATTUNE__CPU_BACKWARD_THREAD(ARRAY)
-    size_t ldq, ldo, lds, ldt;
+    uint32_t *pairs; /* the number of allowed pairs in bits, or UNKNOWN_PAIRS */
+    size_t ldq, ldo, lds, ldt, ldb;
 } state;
 #undef ARRAY
+
+#include "cpu/bits_tmpl.h"
 
 static state state_at(const attune__cpu_backward_run *run, uint32_t thread)
 {
@@ -34,7 +37,8 @@ static state state_at(const attune__cpu_backward_run *run, uint32_t thread)
     state st = {.ldq = attune__cpu_pad(shape->head_dim),
                 .ldo = attune__cpu_pad(shape->head_dim_v),
                 .lds = attune__cpu_pad(run->base.block_n),
-                .ldt = attune__cpu_pad(run->base.block_m)};
+                .ldt = attune__cpu_pad(run->base.block_m),
+                .ldb = attune__cpu_pad(run->base.block_n) / ATTUNE__PANEL};
 #define ARRAY(type, name, rows, columns) st.name = (type *)(void *)(scratch + run->layout.name);
     ATTUNE__CPU_BACKWARD_TILE(ARRAY)
     ATTUNE__CPU_BACKWARD_THREAD(ARRAY)
@@ -58,17 +62,12 @@ static ptrdiff_t row_stride(const attune_tensor *tensor)
     return (ptrdiff_t)(tensor->stride[2] * (int64_t)attune_dtype_size(tensor->dtype));
 }
 
-/* 1: load Q, dO, LSE and delta. */
-static void load_rows(const attune__cpu_backward_run *run, const rows *it, const state *st)
+#include "cpu/backward_partial_tmpl.h"
+
+/* 1: load LSE and delta of all rows, and Q and dO of those in a span. */
+static void load_values(const attune__cpu_backward_run *run, const rows *it, const state *st)
 {
     const attune__forward *call = &run->call->forward;
-    const NAME(cpu_kernels) *kernels = &run->base.device->KERNELS;
-    const attune__shape *shape = &run->base.program->shape;
-    const REAL factor = run->base.program->choice.prescale_qk ? (REAL)call->scale : 1;
-    kernels->load_rows(st->q, st->ldq, row_at(&call->q, it->b, it->h, it->q0), row_stride(&call->q), call->q.dtype,
-                       it->count, shape->head_dim, factor);
-    kernels->load_rows(st->d_o, st->ldo, row_at(&run->call->d_o, it->b, it->h, it->q0), row_stride(&run->call->d_o),
-                       run->call->d_o.dtype, it->count, shape->head_dim_v, 1);
     const REAL *delta = (const REAL *)(const void *)run->delta + (it->b * call->heads + it->h) * call->q_len + it->q0;
     for (size_t r = 0; r < it->count; r++) {
         memcpy(&st->lse[r], attune__cpu_at(&call->lse, sizeof(REAL), it->b, it->h, it->q0 + (int64_t)r), sizeof(REAL));
@@ -76,84 +75,89 @@ static void load_rows(const attune__cpu_backward_run *run, const rows *it, const
     }
 }
 
+static void load_rows(const attune__cpu_backward_run *run, const rows *it, const state *st, span of)
+{
+    const attune__forward *call = &run->call->forward;
+    const NAME(cpu_kernels) *kernels = &run->base.device->KERNELS;
+    const attune__shape *shape = &run->base.program->shape;
+    const REAL factor = run->base.program->choice.prescale_qk ? (REAL)call->scale : 1;
+    const int64_t q0 = it->q0 + (int64_t)of.first;
+    kernels->load_rows(st->q + of.first * st->ldq, st->ldq, row_at(&call->q, it->b, it->h, q0), row_stride(&call->q),
+                       call->q.dtype, of.end - of.first, shape->head_dim, factor);
+    kernels->load_rows(st->d_o + of.first * st->ldo, st->ldo, row_at(&run->call->d_o, it->b, it->h, q0),
+                       row_stride(&run->call->d_o), run->call->d_o.dtype, of.end - of.first, shape->head_dim_v, 1);
+}
+
 /* 2: load K and V, transposed for the products with Q and dO. */
 static void load_keys(const attune__cpu_backward_run *run, int64_t b, int64_t kv_h, const attune__kv_tile *tile,
-                      const state *st)
+                      const state *st, span of)
 {
     const attune__forward *call = &run->call->forward;
     const attune__shape *shape = &run->base.program->shape;
     const NAME(cpu_kernels) *kernels = &run->base.device->KERNELS;
-    kernels->pack_k(st->k, row_at(&call->k, b, kv_h, tile->kv0), row_stride(&call->k), call->k.dtype, tile->count,
-                    shape->head_dim);
-    kernels->pack_k(st->v, row_at(&call->v, b, kv_h, tile->kv0), row_stride(&call->v), call->v.dtype, tile->count,
-                    shape->head_dim_v);
+    const int64_t kv0 = tile->kv0 + (int64_t)of.first;
+    const size_t count = columns_in(of, tile);
+    kernels->pack_k(st->k + of.first * shape->head_dim, row_at(&call->k, b, kv_h, kv0), row_stride(&call->k),
+                    call->k.dtype, count, shape->head_dim);
+    kernels->pack_k(st->v + of.first * shape->head_dim_v, row_at(&call->v, b, kv_h, kv0), row_stride(&call->v),
+                    call->v.dtype, count, shape->head_dim_v);
 }
 
-/* 5: P from the scores and LSE, and dS with respect to the modified scores. */
-static void normalise(const NAME(cpu_kernels) * kernels, const state *st, size_t r, const attune__kv_tile *tile)
-{
-    REAL *p = st->p + r * st->lds, *d_s = st->d_s + r * st->lds;
-    const REAL lse = st->lse[r], delta = st->delta[r];
-    const bool empty = lse == -(REAL)INFINITY;
-    /* A score above LSE is that of a forbidden pair, or a rounding error. */
-    kernels->row_exp(p, attune__cpu_pad(tile->count), lse);
-    for (size_t c = 0; c < tile->count; c++) {
-        const bool none = empty || (tile->partial && !st->allowed[c]);
-        const REAL value = none ? 0 : p[c], product = value * (d_s[c] - delta);
-        p[c] = value;
-        d_s[c] = value == 0 ? 0 : product;
-    }
-}
-
-/* 3 to 5 for a tile: P, and dS with respect to scale * dot(q, k). Capture gradients are added to `sums`. */
-static void recompute(const attune__cpu_backward_run *run, const rows *it, const attune__kv_tile *tile, const state *st,
-                      double *const *sums)
+/* 4 and 5 for some columns of a row: P from the scores and LSE, and dS with respect to scale * dot(q, k). Capture
+ * gradients are added to `sums`. */
+static void normalise(const attune__cpu_backward_run *run, const rows *it, const attune__kv_tile *tile, const state *st,
+                      size_t r, span c, double *const *sums)
 {
     const attune__forward *call = &run->call->forward;
     const attune__cpu_program *program = run->base.program;
-    const attune__shape *shape = &program->shape;
-    const NAME(cpu_kernels) *kernels = &run->base.device->KERNELS;
-    const size_t panels = attune__cpu_pad(tile->count) / ATTUNE__PANEL;
-    kernels->multiply(st->p, st->lds, st->q, st->ldq, it->count, shape->head_dim, st->k,
-                      ATTUNE__PANEL * (size_t)shape->head_dim, panels,
-                      program->choice.prescale_qk ? 1 : (REAL)call->scale);
-    kernels->multiply(st->d_s, st->lds, st->d_o, st->ldo, it->count, shape->head_dim_v, st->v,
-                      ATTUNE__PANEL * (size_t)shape->head_dim_v, panels, 1);
-    for (size_t r = 0; r < it->count; r++) {
-        const int64_t q = it->q0 + (int64_t)r;
-        const attune__row row = {.b = (int32_t)it->b,
-                                 .h = (int32_t)it->h,
-                                 .q = (int32_t)q,
-                                 .h_kv = (int32_t)it->kv_h,
-                                 .q_len = (int32_t)call->q_len,
-                                 .kv_len = (int32_t)call->kv_len};
-        REAL *s = st->p + r * st->lds;
-        if (program->score) {
-            memcpy(st->raw, s, tile->count * sizeof *s);
-            SCORE_ROW(run->base.device, program->score, &run->base.score, &row, (int32_t)tile->kv0, tile->count,
-                      st->expr, s);
-        }
-        if (tile->partial) {
-            const attune_mask *mask = call->mask;
-            const attune__bindings bindings = {mask->captures, mask->parameters};
-            const attune__row mask_row = attune__mask_row(mask, it->b, it->h, q);
-            attune__expr_mask_row(mask->expr, &bindings, &mask_row, (int32_t)tile->kv0, tile->count, st->expr,
-                                  st->allowed);
-        }
-        normalise(kernels, st, r, tile);
-        if (program->gradient)
-            GRADIENT_ROW(run->base.device, program->gradient, &run->base.score, &row, (int32_t)tile->kv0, tile->count,
-                         st->expr, st->raw, st->d_s + r * st->lds, sums);
+    const attune__row row = {.b = (int32_t)it->b,
+                             .h = (int32_t)it->h,
+                             .q = (int32_t)(it->q0 + (int64_t)r),
+                             .h_kv = (int32_t)it->kv_h,
+                             .q_len = (int32_t)call->q_len,
+                             .kv_len = (int32_t)call->kv_len};
+    const int32_t kv0 = (int32_t)(tile->kv0 + (int64_t)c.first);
+    const size_t count = columns_in(c, tile);
+    REAL *p = st->p + r * st->lds + c.first, *d_s = st->d_s + r * st->lds + c.first;
+    if (st->lse[r] == -(REAL)INFINITY) {
+        memset(p, 0, (c.end - c.first) * sizeof *p);
+        memset(d_s, 0, (c.end - c.first) * sizeof *d_s);
+        return;
     }
+    if (program->score) {
+        memcpy(st->raw, p, count * sizeof *p);
+        SCORE_ROW(run->base.device, program->score, &run->base.score, &row, kv0, count, st->expr, p);
+    }
+    run->base.device->KERNELS.row_gradient(p, d_s,
+                                           tile->partial ? st->bits + r * st->ldb + c.first / ATTUNE__PANEL : NULL,
+                                           c.end - c.first, st->lse[r], st->delta[r]);
+    if (program->gradient)
+        GRADIENT_ROW(run->base.device, program->gradient, &run->base.score, &row, kv0, count, st->expr, st->raw, d_s,
+                     sums);
 }
 
-/* c += a b, with b packed. Where a is 0, non-finite elements of b add nothing. */
-static void multiply_add(const NAME(cpu_kernels) * kernels, REAL *c, size_t ldc, const REAL *a, size_t lda, size_t m,
-                         size_t k, REAL *b, size_t panel_stride, bool finite)
+/* 3 to 5 for a tile. */
+static void recompute(const attune__cpu_backward_run *run, const rows *it, const attune__kv_tile *tile, const state *st,
+                      extent of, double *const *sums)
 {
-    if (!finite)
-        take_nonfinite(c, ldc, a, lda, m, &(operand){b, k, ldc, ATTUNE__PANEL, panel_stride}, NULL, 0, 0);
-    kernels->multiply_add(c, ldc, a, lda, m, k, b, panel_stride, ldc / ATTUNE__PANEL);
+    const attune__cpu_program *program = run->base.program;
+    const size_t d = program->shape.head_dim, dv = program->shape.head_dim_v;
+    const NAME(cpu_kernels) *kernels = &run->base.device->KERNELS;
+    const REAL scale = program->choice.prescale_qk ? 1 : (REAL)run->call->forward.scale;
+    span spans[MOST_SPANS];
+    for (size_t r0 = 0, n, count; r0 < it->count; r0 += n) {
+        n = spans_from(st, it, tile, of, r0, &count, spans);
+        for (size_t i = 0; i < count; i++) {
+            const span c = spans[i];
+            const size_t panels = (c.end - c.first) / ATTUNE__PANEL;
+            kernels->multiply(st->p + r0 * st->lds + c.first, st->lds, st->q + r0 * st->ldq, st->ldq, n, d,
+                              st->k + c.first * d, ATTUNE__PANEL * d, panels, scale);
+            kernels->multiply(st->d_s + r0 * st->lds + c.first, st->lds, st->d_o + r0 * st->ldo, st->ldo, n, dv,
+                              st->v + c.first * dv, ATTUNE__PANEL * dv, panels, 1);
+            for (size_t r = r0; r < r0 + n; r++)
+                normalise(run, it, tile, st, r, c, sums);
+        }
+    }
 }
 
 /* 7: store rows of a gradient. */
@@ -163,6 +167,9 @@ static void store(const attune__cpu_backward_run *run, const attune_tensor *out,
     const NAME(cpu_kernels) *kernels = &run->base.device->KERNELS;
     for (size_t r = 0; r < count; r++) {
         kernels->row_scale(from + r * ld, ld, factor);
+        /* A zero is +0, as in forward: else a forbidden pair's 0 decides its sign. */
+        for (size_t c = 0; c < columns; c++)
+            from[r * ld + c] += 0;
         kernels->store_row(attune__cpu_at(out, attune_dtype_size(out->dtype), b, h, row0 + (int64_t)r), out->dtype,
                            from + r * ld, columns, 1);
     }
@@ -238,52 +245,138 @@ static rows rows_at(const attune__cpu_backward_run *run, int64_t index)
     return it;
 }
 
-static void rows_item(const attune__cpu_backward_run *run, const rows *it, const state *st, double *const *sums)
+/* 6: dQ += dS K. */
+static void add_keys(const attune__cpu_backward_run *run, const rows *it, const attune__kv_tile *tile, const state *st,
+                     extent of)
 {
-    const attune__forward *call = &run->call->forward;
     const NAME(cpu_kernels) *kernels = &run->base.device->KERNELS;
+    const attune_tensor *k = &run->call->forward.k;
     const size_t d = run->base.program->shape.head_dim;
     const size_t panel_stride = ATTUNE__PANEL * attune__cpu_pad(run->base.block_n);
-    load_rows(run, it, st);
+    span spans[MOST_SPANS];
+    size_t count = all_spans(st, it, tile, of, spans);
+    bool finite = true;
+    for (size_t i = 0; i < count; i++)
+        finite &= kernels->pack_v(st->d_k + spans[i].first * ATTUNE__PANEL, panel_stride,
+                                  row_at(k, it->b, it->kv_h, tile->kv0 + (int64_t)spans[i].first), row_stride(k),
+                                  k->dtype, columns_in(spans[i], tile), d);
+    if (!finite) {
+        clear_others(st, it, tile, of, st->d_s);
+        for (size_t i = 0; i < count; i++)
+            take_nonfinite(st->d_q, st->ldq, st->d_s + spans[i].first, st->lds, it->count,
+                           &(operand){st->d_k + spans[i].first * ATTUNE__PANEL, columns_in(spans[i], tile), st->ldq,
+                                      ATTUNE__PANEL, panel_stride},
+                           NULL, 0, 0);
+    }
+    for (size_t r0 = 0, n; r0 < it->count; r0 += n) {
+        n = spans_from(st, it, tile, of, r0, &count, spans);
+        for (size_t i = 0; i < count; i++)
+            kernels->multiply_add(st->d_q + r0 * st->ldq, st->ldq, st->d_s + r0 * st->lds + spans[i].first, st->lds, n,
+                                  columns_in(spans[i], tile), st->d_k + spans[i].first * ATTUNE__PANEL, panel_stride,
+                                  st->ldq / ATTUNE__PANEL);
+    }
+}
+
+static void rows_item(const attune__cpu_backward_run *run, const rows *it, state *st, kept_bits *kept,
+                      double *const *sums)
+{
+    const attune__forward *call = &run->call->forward;
+    const attune_mask *mask = call->mask;
+    load_values(run, it, st);
+    load_rows(run, it, st, (span){0, it->count});
     memset(st->d_q, 0, it->count * st->ldq * sizeof(REAL));
+    if (mask)
+        kept_begin(kept, &(strip){.batch = it->b,
+                                  .list = attune__mask_at(mask, it->b, it->h).row0 + it->q0 / mask->q_block,
+                                  .first = it->q0,
+                                  .count = it->count});
     attune__block_iterator iterator = attune__block_iterator_begin(&run->base, it->b, it->h, it->q0, 0);
     attune__kv_tile tile;
     while (attune__block_iterator_next_tile(&iterator, &tile)) {
-        load_keys(run, it->b, it->kv_h, &tile, st);
-        recompute(run, it, &tile, st, sums);
-        /* 6: dQ += dS K. */
-        const bool finite = kernels->pack_v(st->d_k, panel_stride, row_at(&call->k, it->b, it->kv_h, tile.kv0),
-                                            row_stride(&call->k), call->k.dtype, tile.count, d);
-        multiply_add(kernels, st->d_q, st->ldq, st->d_s, st->lds, it->count, tile.count, st->d_k, panel_stride, finite);
+        if (tile.partial)
+            kept_next(kept, st);
+        const extent of = extent_of(&run->base, it, &tile, st);
+        if (of == EXTENT_NONE)
+            continue;
+        if (of == EXTENT_PAIRS) {
+            rows_by_pairs(run, it, &tile, st);
+            continue;
+        }
+        span spans[MOST_SPANS];
+        const size_t count = all_spans(st, it, &tile, of, spans);
+        for (size_t i = 0; i < count; i++)
+            load_keys(run, it->b, it->kv_h, &tile, st, spans[i]);
+        recompute(run, it, &tile, st, of, sums);
+        add_keys(run, it, &tile, st, of);
     }
-    store(run, &run->call->d_q, it->b, it->h, it->q0, it->count, st->d_q, st->ldq, d, (REAL)call->scale);
+    store(run, &run->call->d_q, it->b, it->h, it->q0, it->count, st->d_q, st->ldq, run->base.program->shape.head_dim,
+          (REAL)call->scale);
 }
 
 void NAME(cpu_backward_rows)(void *user, uint32_t thread)
 {
     attune__cpu_backward_run *run = user;
-    const state st = state_at(run, thread);
+    state st = state_at(run, thread);
+    kept_bits kept = kept_at(&run->base, &st);
     double *sums[ATTUNE_EXPR_MAX_SYMBOLS] = {NULL};
     for (;;) {
-        int64_t index = atomic_fetch_add_explicit(&run->base.next, 1, memory_order_relaxed);
+        /* A slot always has the same items in the same order, and so the same sums. */
+        const int64_t step = run->slots ? 1 : run->base.adjacent;
+        int64_t index = atomic_fetch_add_explicit(&run->base.next, step, memory_order_relaxed);
         if (index >= (run->slots ? run->slots : run->base.items))
             return;
         if (run->slots)
             attune__cpu_backward_slot(run, index, sums);
-        /* A slot always has the same items in the same order, and so the same sums. */
-        for (; index < run->base.items; index += run->slots ? run->slots : run->base.items) {
+        const int64_t end = run->slots || run->base.items - index < step ? run->base.items : index + step;
+        for (; index < end; index += run->slots ? run->slots : 1) {
             const rows it = rows_at(run, index);
-            rows_item(run, &it, &st, sums);
+            rows_item(run, &it, &st, &kept, sums);
         }
     }
 }
 
-/* to[c][r] = from[r][c]. */
-static void transpose(const state *st, const REAL *from, size_t count_m, size_t count_n)
+/* st->transposed[c][r] = from[r][c], for some rows and columns. */
+static void transpose(const state *st, const REAL *from, span r, span c)
 {
-    for (size_t c = 0; c < count_n; c++)
-        for (size_t r = 0; r < count_m; r++)
-            st->transposed[c * st->ldt + r] = from[r * st->lds + c];
+    for (size_t r0 = r.first; r0 < r.end; r0 += ATTUNE__PANEL) {
+        const size_t end = r0 + ATTUNE__PANEL < r.end ? r0 + ATTUNE__PANEL : r.end;
+        for (size_t j = c.first; j < c.end; j++)
+            for (size_t i = r0; i < end; i++)
+                st->transposed[j * st->ldt + i] = from[i * st->lds + j];
+    }
+}
+
+/* A gradient of a tile of keys += from^T b, where b is rows of q or d_o: packed, those that have an allowed pair. */
+static void add_rows(const attune__cpu_backward_run *run, const rows *it, const attune__kv_tile *tile, const state *st,
+                     extent of, REAL *to, size_t ldto, REAL *from, REAL *b, const attune_tensor *tensor)
+{
+    const NAME(cpu_kernels) *kernels = &run->base.device->KERNELS;
+    const size_t panel_stride = ATTUNE__PANEL * st->ldt, words = attune__cpu_pad(tile->count) / ATTUNE__PANEL;
+    span r;
+    bool finite = true;
+    for (size_t next = 0; next_rows(st, it, of, 0, words, next, &r); next = r.end)
+        finite &= kernels->pack_v(b + r.first * ATTUNE__PANEL, panel_stride,
+                                  row_at(tensor, it->b, it->h, it->q0 + (int64_t)r.first), row_stride(tensor),
+                                  tensor->dtype, r.end - r.first, (size_t)tensor->size[3]);
+    if (!finite) {
+        clear_others(st, it, tile, of, from);
+        transpose(st, from, (span){0, it->count}, (span){0, tile->count});
+        for (size_t next = 0; next_rows(st, it, of, 0, words, next, &r); next = r.end)
+            take_nonfinite(to, ldto, st->transposed + r.first, st->ldt, tile->count,
+                           &(operand){b + r.first * ATTUNE__PANEL, r.end - r.first, ldto, ATTUNE__PANEL, panel_stride},
+                           NULL, 0, 0);
+    }
+    for (size_t word = 0, step; word < words; word += step) {
+        step = of == EXTENT_WHOLE ? words : 1;
+        const size_t first = word * ATTUNE__PANEL, end = first + step * ATTUNE__PANEL;
+        const span c = {first, end < tile->count ? end : tile->count};
+        for (size_t next = 0; next_rows(st, it, of, word, step, next, &r); next = r.end) {
+            transpose(st, from, r, c);
+            kernels->multiply_add(to + c.first * ldto, ldto, st->transposed + c.first * st->ldt + r.first, st->ldt,
+                                  c.end - c.first, r.end - r.first, b + r.first * ATTUNE__PANEL, panel_stride,
+                                  ldto / ATTUNE__PANEL);
+        }
+    }
 }
 
 /* One tile of keys with rows of one head of q. */
@@ -291,28 +384,27 @@ static void keys_and_rows(const attune__cpu_backward_run *run, const rows *it, c
                           const state *st)
 {
     static double *const none[ATTUNE_EXPR_MAX_SYMBOLS] = {NULL};
-    const attune__forward *call = &run->call->forward;
-    const attune_tensor *q = &call->q, *d_o = &run->call->d_o;
-    const NAME(cpu_kernels) *kernels = &run->base.device->KERNELS;
-    const size_t panel_stride = ATTUNE__PANEL * st->ldt;
-    load_rows(run, it, st);
-    recompute(run, it, tile, st, none);
+    const size_t words = attune__cpu_pad(tile->count) / ATTUNE__PANEL;
+    const extent of = extent_of(&run->base, it, tile, st);
+    span r;
+    if (of == EXTENT_NONE)
+        return;
+    load_values(run, it, st);
+    for (size_t next = 0; next_rows(st, it, of, 0, words, next, &r); next = r.end)
+        load_rows(run, it, st, r);
+    if (of == EXTENT_PAIRS) {
+        keys_by_pairs(run, it, tile, st);
+        return;
+    }
+    recompute(run, it, tile, st, of, none);
     /* 6: dV += P^T dO, dK += dS^T Q. */
-    bool finite = kernels->pack_v(st->o_panels, panel_stride, row_at(d_o, it->b, it->h, it->q0), row_stride(d_o),
-                                  d_o->dtype, it->count, run->base.program->shape.head_dim_v);
-    transpose(st, st->p, it->count, tile->count);
-    multiply_add(kernels, st->d_v, st->ldo, st->transposed, st->ldt, tile->count, it->count, st->o_panels, panel_stride,
-                 finite);
-    finite = kernels->pack_v(st->d_q, panel_stride, row_at(q, it->b, it->h, it->q0), row_stride(q), q->dtype, it->count,
-                             run->base.program->shape.head_dim);
-    transpose(st, st->d_s, it->count, tile->count);
-    multiply_add(kernels, st->d_k, st->ldq, st->transposed, st->ldt, tile->count, it->count, st->d_q, panel_stride,
-                 finite);
+    add_rows(run, it, tile, st, of, st->d_v, st->ldo, st->p, st->o_panels, &run->call->d_o);
+    add_rows(run, it, tile, st, of, st->d_k, st->ldq, st->d_s, st->d_q, &run->call->forward.q);
 }
 
 /* A tile of keys of one head of k and v, with every row that attends to it: of all heads of the group, and of all
  * batches if k and v broadcast. */
-static void keys_item(const attune__cpu_backward_run *run, int64_t index, const state *st)
+static void keys_item(const attune__cpu_backward_run *run, int64_t index, state *st, kept_bits *kept)
 {
     const attune__forward *call = &run->call->forward;
     const attune__shape *shape = &run->base.program->shape;
@@ -322,17 +414,25 @@ static void keys_item(const attune__cpu_backward_run *run, int64_t index, const 
     attune__kv_tile tile = {.kv0 = chunk * (int64_t)run->base.block_n};
     tile.count =
         call->kv_len - tile.kv0 < (int64_t)run->base.block_n ? (size_t)(call->kv_len - tile.kv0) : run->base.block_n;
-    load_keys(run, kv_b, kv_h, &tile, st);
+    load_keys(run, kv_b, kv_h, &tile, st, (span){0, attune__cpu_pad(tile.count)});
     memset(st->d_k, 0, tile.count * st->ldq * sizeof(REAL));
     memset(st->d_v, 0, tile.count * st->ldo * sizeof(REAL));
     const int64_t first = kv_batch == 1 ? 0 : kv_b, end = kv_batch == 1 ? call->batch : kv_b + 1;
     for (int64_t b = first; b < end; b++)
         for (int64_t h = kv_h * group; h < (kv_h + 1) * group; h++) {
+            if (call->mask)
+                kept_begin(kept,
+                           &(strip){.batch = b,
+                                    .list = attune__mask_at(call->mask, b, h).col0 + tile.kv0 / call->mask->kv_block,
+                                    .first = tile.kv0,
+                                    .count = tile.count});
             attune__block_iterator iterator = attune__block_iterator_begin_columns(&run->base, b, h, tile.kv0);
             attune__kv_tile part;
             while (attune__block_iterator_next_tile(&iterator, &part)) {
                 const rows it = {.b = b, .h = h, .kv_h = kv_h, .q0 = part.kv0, .count = part.count};
                 tile.partial = part.partial;
+                if (tile.partial)
+                    kept_next(kept, st);
                 keys_and_rows(run, &it, &tile, st);
             }
         }
@@ -343,11 +443,14 @@ static void keys_item(const attune__cpu_backward_run *run, int64_t index, const 
 void NAME(cpu_backward_keys)(void *user, uint32_t thread)
 {
     attune__cpu_backward_run *run = user;
-    const state st = state_at(run, thread);
+    state st = state_at(run, thread);
+    kept_bits kept = kept_at(&run->base, &st);
     for (;;) {
-        const int64_t index = atomic_fetch_add_explicit(&run->base.next, 1, memory_order_relaxed);
-        if (index >= run->base.items)
+        const int64_t first = atomic_fetch_add_explicit(&run->base.next, run->base.adjacent, memory_order_relaxed);
+        if (first >= run->base.items)
             return;
-        keys_item(run, index, &st);
+        const int64_t left = run->base.items - first;
+        for (int64_t i = 0; i < (left < run->base.adjacent ? left : run->base.adjacent); i++)
+            keys_item(run, first + i, &st, &kept);
     }
 }

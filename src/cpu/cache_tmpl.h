@@ -121,9 +121,9 @@ static void allow_tree(const attune__cpu_run *run, const item *it, const state *
     }
 }
 
-/* The allowed pairs of a row of a partial tile. */
-static void allow_served(const attune__cpu_run *run, const item *it, const state *st, size_t r,
-                         const attune__kv_tile *tile)
+/* The bits of a row of a partial tile. Returns the number of allowed pairs. */
+static size_t allow_served(const attune__cpu_run *run, const item *it, const state *st, size_t r,
+                           const attune__kv_tile *tile)
 {
     const attune__row row = variables(it, r);
     if (tile->masked)
@@ -135,4 +135,5 @@ static void allow_served(const attune__cpu_run *run, const item *it, const state
         st->allowed[c] &= !st->absent[c];
     if (tile->tree)
         allow_tree(run, it, st, r, tile);
+    return run->device->KERNELS.row_bits(st->bits + r * st->ldb, st->allowed, tile->count);
 }

@@ -6,9 +6,9 @@
  *     buffer.c    host memory                       launch.c          a forward call: items, threads, workspace
  *     program.c   programs                          forward_tmpl.h    a forward item: the seven stages
  *     serving.c   sequences and pages of a cache    cache_tmpl.h      its keys in a tile
- *     append.c    new rows of a cache
- *     mask.c      masks computed from a tensor      partial_tmpl.h    its partial tiles
- *                                                   kept_tmpl.h       bits of a mask that heads share
+ *     append.c    new rows of a cache               partial_tmpl.h    its partial tiles
+ *     mask.c      masks computed from a tensor      bits_tmpl.h       the bits of a partial tile
+ *                                                   kept_tmpl.h       those that heads share
  *                                                   backward*         likewise for the backward pass
  *                                                   matrix.h          a tile of 16-bit matrices
  *     merge.c     merging                           block_iterator.h  the tiles of a row of blocks
@@ -163,6 +163,10 @@ void attune__cpu_fold_f32(void *run, uint32_t thread); /* splits, in order */
 void attune__cpu_fold_f64(void *run, uint32_t thread);
 void attune__cpu_merge_f32(void *run, uint32_t thread);
 void attune__cpu_merge_f64(void *run, uint32_t thread);
+
+/* How many items a thread takes together: those of `heads` adjacent heads share a mask's bits, if each thread still has
+ * several times as many. */
+int64_t attune__cpu_adjacent(const attune__cpu_run *run, int64_t heads, uint32_t threads);
 
 /* Divides the rows of Q of a run into items. */
 void attune__cpu_divide(attune__cpu_run *run, bool decode);

@@ -27,7 +27,7 @@ typedef struct state {
 } state;
 #undef ARRAY
 
-#define UNKNOWN_PAIRS UINT32_MAX
+#include "cpu/bits_tmpl.h"
 
 /* Rows r = 0 ... heads * queries - 1 are (h0 + r / queries, q0 + r % queries). */
 typedef struct item {
@@ -168,25 +168,6 @@ static void scores(const attune__cpu_run *run, const item *it, const state *st, 
     }
 }
 
-/* Evaluates the mask for a row of a partial tile. Returns the number of allowed pairs. */
-static size_t allow(const attune__cpu_run *run, const item *it, const state *st, size_t r, const attune__kv_tile *tile)
-{
-    if (run->call->serving) {
-        allow_served(run, it, st, r, tile);
-    } else {
-        const attune_mask *mask = run->call->mask;
-        const attune__bindings bindings = {mask->captures, mask->parameters};
-        const attune__row row = attune__mask_row(mask, it->b, row_head(it, r), row_query(it, r));
-        attune__expr_mask_row(mask->expr, &bindings, &row, (int32_t)tile->kv0, tile->count, st->expr, st->allowed);
-    }
-    return run->device->KERNELS.row_bits(st->bits + r * st->ldb, st->allowed, tile->count);
-}
-
-/* Adjacent columns of a tile, from a multiple of a panel on. */
-typedef struct span {
-    size_t first, end;
-} span;
-
 /* 4: the score expression, then the mask. */
 static void modify_row(const attune__cpu_run *run, const item *it, const state *st, size_t r,
                        const attune__kv_tile *tile, span c)
@@ -206,7 +187,7 @@ static void modify_row(const attune__cpu_run *run, const item *it, const state *
 static void modify(const attune__cpu_run *run, const item *it, const state *st, const attune__kv_tile *tile)
 {
     for (size_t r = 0; r < it->rows; r++) {
-        if (!tile->partial || (run->call->serving && allow(run, it, st, r, tile)))
+        if (!tile->partial || (run->call->serving && allow_served(run, it, st, r, tile)))
             st->valid[r] = 1;
         modify_row(run, it, st, r, tile, (span){0, tile->count});
     }
@@ -302,7 +283,6 @@ static void load_q_once(const attune__cpu_run *run, const item *it, const state 
 }
 
 #include "cpu/partial_tmpl.h"
-#include "cpu/kept_tmpl.h"
 
 #ifdef MATRIX
 #include "cpu/matrix.h"
@@ -412,7 +392,13 @@ static void attend_item(const attune__cpu_run *run, const item *it, state *st, k
 {
     form held = FORM_NONE;
     begin_rows(it, st);
-    kept_begin(run, it, kept);
+    const attune_mask *mask = run->call->mask;
+    if (mask)
+        kept_begin(kept, &(strip){.batch = it->b,
+                                  .list = attune__mask_at(mask, it->b, it->h0).row0 + it->q0 / mask->q_block,
+                                  .first = it->q0,
+                                  .count = it->rows,
+                                  .split = it->split});
     attune__block_iterator iterator = attune__block_iterator_begin(run, it->b, it->h0, it->q0, it->split);
     attune__kv_tile tile;
     while (attune__block_iterator_next_tile(&iterator, &tile)) {

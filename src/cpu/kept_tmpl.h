@@ -1,17 +1,23 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Bits of a mask that heads share: a thread that computes the same rows for one head after another keeps those of their
- * first partial tiles. Included by forward_tmpl.h.
+ * Bits of a mask that heads share: a thread that computes the same tiles for one head after another keeps those of the
+ * first partial ones. Included by forward_tmpl.h and backward_tmpl.h.
  */
+
+/* The tiles of some rows, or in backward of some keys. */
+typedef struct strip {
+    int64_t batch, list, first; /* list: of the mask's, which may be shared by heads; first: row or key */
+    size_t count;               /* of rows or keys */
+    uint32_t split;
+} strip;
 
 typedef struct kept_bits {
     uint32_t *pairs; /* of `room` tiles */
     uint16_t *bits;
     uint16_t *other_bits; /* of a tile that is not kept */
     uint32_t other_pairs;
-    uint32_t split;
-    size_t room, words, next, rows;
-    int64_t batch, list, q0; /* of the rows, and of the block lists; list -1 = of none */
+    size_t room, words, next;
+    strip of; /* list -1 = none */
 } kept_bits;
 
 static kept_bits kept_at(const attune__cpu_run *run, const state *st)
@@ -22,26 +28,18 @@ static kept_bits kept_at(const attune__cpu_run *run, const state *st)
         .other_bits = st->bits,
         .room = attune__cpu_kept_tiles(&run->program->shape, (uint32_t)run->block_m, (uint32_t)run->block_n),
         .words = run->block_m * st->ldb,
-        .list = -1,
+        .of = {.list = -1},
     };
 }
 
-/* Before the tiles of an item. */
-static void kept_begin(const attune__cpu_run *run, const item *it, kept_bits *kept)
+/* Before the tiles of a strip of a call with a mask. */
+static void kept_begin(kept_bits *kept, const strip *of)
 {
-    const attune_mask *mask = run->call->mask;
     kept->next = 0;
-    if (!mask)
+    if (kept->of.list == of->list && kept->of.batch == of->batch && kept->of.first == of->first &&
+        kept->of.count == of->count && kept->of.split == of->split)
         return;
-    const int64_t list = attune__mask_at(mask, it->b, it->h0).row0 + it->q0 / mask->q_block;
-    if (kept->list == list && kept->batch == it->b && kept->q0 == it->q0 && kept->split == it->split &&
-        kept->rows == it->rows)
-        return;
-    kept->list = list;
-    kept->batch = it->b;
-    kept->q0 = it->q0;
-    kept->split = it->split;
-    kept->rows = it->rows;
+    kept->of = *of;
     for (size_t i = 0; i < kept->room; i++)
         kept->pairs[i] = UNKNOWN_PAIRS;
 }

@@ -469,6 +469,23 @@ TARGET static void row_mask(float *s, const uint16_t *bits, size_t n)
     }
 }
 
+TARGET static void row_gradient(float *s, float *d, const uint16_t *bits, size_t n, float lse, float delta)
+{
+    const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    const __m256 shift = _mm256_set1_ps(lse), less = _mm256_set1_ps(delta);
+    for (size_t i = 0; i < n; i += LANES) {
+        __m256 p = exp_nonpositive(_mm256_sub_ps(_mm256_loadu_ps(s + i), shift));
+        if (bits) {
+            const __m256i word = _mm256_set1_epi32(bits[i / 16] >> i % 16);
+            p = _mm256_and_ps(p, _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(word, bit), bit)));
+        }
+        const __m256 product = _mm256_mul_ps(p, _mm256_sub_ps(_mm256_loadu_ps(d + i), less));
+        _mm256_storeu_ps(s + i, p);
+        /* Unordered: true for NaN. */
+        _mm256_storeu_ps(d + i, _mm256_and_ps(product, _mm256_cmp_ps(p, _mm256_setzero_ps(), _CMP_NEQ_UQ)));
+    }
+}
+
 /* Twelve independent chains, for two units with a latency of up to six cycles. They have different initial values, so
  * that the compiler does not merge them. */
 #define PEAK_START(r) __m256 sum##r##0 = _mm256_set1_ps((r)), sum##r##1 = _mm256_set1_ps((r) + 0.5f);
@@ -513,6 +530,7 @@ bool attune__cpu_kernels_avx2(attune__cpu_kernels_f32 *kernels)
         .row_scale = row_scale,
         .row_bits = row_bits,
         .row_mask = row_mask,
+        .row_gradient = row_gradient,
         .peak = peak,
         .peak_flops = 2 * 12 * LANES,
     };

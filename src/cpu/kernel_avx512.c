@@ -247,6 +247,19 @@ TARGET static void row_mask(float *s, const uint16_t *bits, size_t n)
         _mm512_mask_storeu_ps(s + i, (__mmask16)~bits[i / LANES], _mm512_set1_ps(-INFINITY));
 }
 
+TARGET static void row_gradient(float *s, float *d, const uint16_t *bits, size_t n, float lse, float delta)
+{
+    const __m512 shift = _mm512_set1_ps(lse), less = _mm512_set1_ps(delta);
+    for (size_t i = 0; i < n; i += LANES) {
+        const __mmask16 allowed = bits ? bits[i / LANES] : 0xffff;
+        const __m512 e = exp_nonpositive(_mm512_sub_ps(_mm512_loadu_ps(s + i), shift));
+        /* Unordered: true for NaN. */
+        const __mmask16 some = _mm512_mask_cmp_ps_mask(allowed, e, _mm512_setzero_ps(), _CMP_NEQ_UQ);
+        _mm512_storeu_ps(s + i, _mm512_maskz_mov_ps(some, e));
+        _mm512_storeu_ps(d + i, _mm512_maskz_mul_ps(some, e, _mm512_sub_ps(_mm512_loadu_ps(d + i), less)));
+    }
+}
+
 #define PEAK_START(r) __m512 sum##r##_0 = _mm512_set1_ps((r)), sum##r##_1 = _mm512_set1_ps((r) + 0.5f);
 #define PEAK_STEP(r)                                                                                                   \
     sum##r##_0 = _mm512_fmadd_ps(sum##r##_0, x, y);                                                                    \
@@ -278,6 +291,7 @@ bool attune__cpu_kernels_avx512(attune__cpu_kernels_f32 *kernels)
     kernels->row_max = row_max;
     kernels->row_exp = row_exp;
     kernels->row_mask = row_mask;
+    kernels->row_gradient = row_gradient;
     kernels->peak = peak;
     kernels->peak_flops = 2 * 12 * LANES;
     return true;

@@ -244,6 +244,18 @@ static void row_mask(REAL *s, const uint16_t *bits, size_t n)
             s[i + j] = bits[i / PANEL] >> j & 1 ? s[i + j] : -(REAL)INFINITY;
 }
 
+static void row_gradient(REAL *s, REAL *d, const uint16_t *bits, size_t n, REAL lse, REAL delta)
+{
+    for (size_t i = 0; i < n; i += PANEL) {
+        const uint32_t word = bits ? bits[i / PANEL] : 0xffff;
+        for (size_t j = 0; j < PANEL; j++) {
+            const REAL e = REAL_EXP(s[i + j] - lse), p = word >> j & 1 ? e : 0, product = p * (d[i + j] - delta);
+            s[i + j] = p;
+            d[i + j] = p == 0 ? 0 : product;
+        }
+    }
+}
+
 static REAL peak(size_t rounds)
 {
     /* Different initial values, so that the compiler does not merge the chains. */
@@ -286,6 +298,7 @@ void NAME(cpu_kernels_generic)(NAME(cpu_kernels) * kernels)
         .row_scale = row_scale,
         .row_bits = row_bits,
         .row_mask = row_mask,
+        .row_gradient = row_gradient,
         .peak = peak,
         .peak_flops = 2 * 8 * LANES,
     };

@@ -341,6 +341,22 @@ static void row_mask(float *s, const uint16_t *bits, size_t n)
     }
 }
 
+static void row_gradient(float *s, float *d, const uint16_t *bits, size_t n, float lse, float delta)
+{
+    static const uint32_t places[LANES] = {1, 2, 4, 8};
+    const uint32x4_t bit = vld1q_u32(places);
+    const float32x4_t shift = vdupq_n_f32(lse), less = vdupq_n_f32(delta);
+    for (size_t i = 0; i < n; i += LANES) {
+        const uint32x4_t allowed = vtstq_u32(vdupq_n_u32(bits ? (uint32_t)bits[i / 16] >> i % 16 : 0xf), bit);
+        const float32x4_t e = exp_nonpositive(vsubq_f32(vld1q_f32(s + i), shift));
+        /* NaN is not 0. */
+        const uint32x4_t some = vbicq_u32(allowed, vceqzq_f32(e));
+        const float32x4_t product = vmulq_f32(e, vsubq_f32(vld1q_f32(d + i), less));
+        vst1q_f32(s + i, vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(e), some)));
+        vst1q_f32(d + i, vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(product), some)));
+    }
+}
+
 /* 24 independent chains, for four units with a latency of up to six cycles. They have different initial values, so that
  * the compiler does not merge them. */
 #define PEAK_START(r)                                                                                                  \
@@ -386,6 +402,7 @@ bool attune__cpu_kernels_neon(attune__cpu_kernels_f32 *kernels)
         .row_scale = row_scale,
         .row_bits = row_bits,
         .row_mask = row_mask,
+        .row_gradient = row_gradient,
         .peak = peak,
         .peak_flops = 2 * 24 * LANES,
     };

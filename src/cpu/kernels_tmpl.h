@@ -51,6 +51,10 @@ typedef struct NAME(cpu_kernels) {
     size_t (*row_bits)(uint16_t *bits, const uint8_t *allowed, size_t n);
     /* s = -inf where the bit is 0. */
     void (*row_mask)(REAL *s, const uint16_t *bits, size_t n);
+    /* s = p = exp(s - lse) and d = p * (d - delta), or 0 where p is 0. Both are 0 where the bit is 0; bits NULL = all
+     * are
+     * 1. s - lse is at most a rounding error above 0, or NaN, where the bit is 1. */
+    void (*row_gradient)(REAL *s, REAL *d, const uint16_t *bits, size_t n, REAL lse, REAL delta);
 
     /* Runs `rounds` rounds of peak_flops independent operations each; returns a value so that they are not removed. */
     REAL (*peak)(size_t rounds);

@@ -26,14 +26,12 @@ void attune__cpu_divide(attune__cpu_run *run, bool decode)
     run->items = c.items;
 }
 
-/* Items of heads that share a mask's bits are adjacent, if each thread still has several times as many. */
-static int64_t adjacent_items(const attune__cpu_run *run, uint32_t threads)
+int64_t attune__cpu_adjacent(const attune__cpu_run *run, int64_t heads, uint32_t threads)
 {
     const attune__cpu_program *mine = run->program;
     if (run->call->serving || run->splits > 1 || !run->call->mask ||
         !attune__cpu_kept_tiles(&mine->shape, (uint32_t)run->block_m, (uint32_t)run->block_n))
         return 1;
-    const int64_t heads = run->call->kv_heads * run->head_chunks;
     int64_t adjacent = run->items / (threads * 4);
     adjacent = adjacent > heads ? heads : adjacent > 1 ? adjacent : 1;
     while (heads % adjacent)
@@ -198,7 +196,7 @@ static attune_status launch(const attune__program *program, const attune__forwar
     if (run.items && call->serving) {
         attune__pool_run(device->pool, threads, f64 ? attune__cpu_serve_f64 : attune__cpu_serve_f32, &run);
     } else if (run.items) {
-        run.adjacent = adjacent_items(&run, threads);
+        run.adjacent = attune__cpu_adjacent(&run, call->kv_heads * run.head_chunks, threads);
         attune__pool_run(device->pool, threads, f64 ? attune__cpu_items_f64 : items_f32, &run);
     }
     const uint64_t merged = call->serving ? (uint64_t)run.schedule->split_items : run.splits > 1 ? rows : 0;

@@ -5,37 +5,10 @@
  * columns, that have no allowed pair. Included by forward_tmpl.h.
  */
 
-#define CELL_ROWS 8
 /* A pair by itself costs about as much as this many in a product. */
 #define PAIR_COST 6
 /* Fewer pairs take no time in either way: they are summed in the order of whole tiles. */
 #define LEAST_PAIRS 16
-/* ATTUNE__PANEL columns each, of the largest tile. */
-#define MOST_SPANS 32
-
-static size_t rows_of_cells(const item *it, size_t r)
-{
-    return it->rows - r < CELL_ROWS ? it->rows - r : CELL_ROWS;
-}
-
-/* The spans of columns that some of `rows` rows from r on allows. */
-static size_t spans_of(const state *st, size_t r, size_t rows, const attune__kv_tile *tile, span *spans)
-{
-    const size_t words = attune__cpu_pad(tile->count) / ATTUNE__PANEL;
-    size_t count = 0;
-    for (size_t w = 0; w < words; w++) {
-        uint16_t any = 0;
-        for (size_t i = 0; i < rows; i++)
-            any |= st->bits[(r + i) * st->ldb + w];
-        if (!any)
-            continue;
-        if (!count || spans[count - 1].end != w * ATTUNE__PANEL)
-            spans[count++].first = w * ATTUNE__PANEL;
-        spans[count - 1].end = (w + 1) * ATTUNE__PANEL;
-    }
-    return count;
-}
-
 /* Rows whose columns the product of 16-bit matrices takes together, and by how much it is faster. */
 #define MATRIX_ROWS 32
 #define MATRIX_GAIN 2
@@ -70,15 +43,6 @@ static source whole_rows(const attune__cpu_run *run, const attune__kv_tile *tile
         return from;
     run->device->KERNELS.load_rows(to, columns, from.rows, from.stride, from.dtype, tile->count, columns, 1);
     return (source){(const char *)to, (ptrdiff_t)(columns * sizeof(REAL)), REAL_DTYPE};
-}
-
-static size_t columns_of(const state *st, size_t r, const attune__kv_tile *tile)
-{
-    size_t count = 0;
-    for (size_t w = 0; w * ATTUNE__PANEL < tile->count; w++)
-        for (uint32_t word = st->bits[r * st->ldb + w]; word; word &= word - 1)
-            st->at[count++] = (uint16_t)(w * ATTUNE__PANEL + (size_t)__builtin_ctz(word));
-    return count;
 }
 
 /* The score expression for columns that are not adjacent: it is evaluated for all columns. */
@@ -154,7 +118,7 @@ static void attend_cells(const attune__cpu_run *run, const item *it, const state
                                   v.dtype, n, dv);
     }
     for (size_t r0 = 0; r0 < it->rows; r0 += CELL_ROWS) {
-        const size_t rows = rows_of_cells(it, r0);
+        const size_t rows = rows_of_cells(it->rows, r0);
         count = spans_of(st, r0, rows, tile, spans);
         for (size_t i = 0; i < count; i++) {
             const size_t c = spans[i].first;
@@ -178,43 +142,10 @@ static void attend_cells(const attune__cpu_run *run, const item *it, const state
                     &(operand){st->v + c * ATTUNE__PANEL, span_rows(spans[i], tile), dv, ATTUNE__PANEL, panel_stride});
     }
     for (size_t r0 = 0; r0 < it->rows; r0 += CELL_ROWS) {
-        const size_t rows = rows_of_cells(it, r0);
+        const size_t rows = rows_of_cells(it->rows, r0);
         count = spans_of(st, r0, rows, tile, spans);
         add_spans(run, st, tile, r0, rows, spans, count);
     }
-}
-
-/* With fewer rows, what they share costs more than it saves. */
-#define SHARING_ROWS 4
-
-/* Evaluates the mask for the rows of one head, and returns the number of allowed pairs. */
-static size_t allow_head(const attune__cpu_run *run, const item *it, const state *st, const attune__kv_tile *tile,
-                         size_t row0)
-{
-    const attune_mask *mask = run->call->mask;
-    const attune__bindings bindings = {mask->captures, mask->parameters};
-    size_t pairs = 0, allowed = 0;
-    for (size_t q = 0; q < it->queries; q++) {
-        const size_t r = row0 + q, first = q / ATTUNE__TILE_ROWS * ATTUNE__TILE_ROWS;
-        uint16_t *bits = st->bits + r * st->ldb;
-        if (it->queries < SHARING_ROWS) {
-            pairs += allow(run, it, st, r, tile);
-            continue;
-        }
-        if (q == first) {
-            const size_t left = it->queries - q;
-            const attune__row row = attune__mask_row(mask, it->b, row_head(it, r), row_query(it, r));
-            attune__expr_tile_begin(mask->expr, &bindings, &row,
-                                    left < ATTUNE__TILE_ROWS ? (uint32_t)left : ATTUNE__TILE_ROWS, (int32_t)tile->kv0,
-                                    tile->count, st->expr);
-        }
-        if (attune__expr_tile_row(mask->expr, &bindings, (uint32_t)(q - first), st->expr, st->allowed))
-            allowed = run->device->KERNELS.row_bits(bits, st->allowed, tile->count);
-        else
-            memcpy(bits, bits - st->ldb, st->ldb * sizeof *bits);
-        pairs += allowed;
-    }
-    return pairs;
 }
 
 /* Whether rows of a tile have an allowed pair. */
@@ -239,7 +170,7 @@ static size_t allow_tile(const attune__cpu_run *run, const item *it, const state
         size_t pairs = 0, of_head = 0;
         for (size_t h = 0; h < it->heads; h++) {
             if (!h || !alike)
-                of_head = allow_head(run, it, st, tile, h * it->queries);
+                of_head = allow_head(run, it->b, it->h0 + (int64_t)h, it->q0, it->queries, st, tile, h * it->queries);
             else
                 memcpy(st->bits + h * words, st->bits, words * sizeof *st->bits);
             pairs += of_head;
@@ -263,7 +194,7 @@ static bool attend_partial(const attune__cpu_run *run, const item *it, const sta
     if (it->rows <= DIRECT_ROWS)
         return false;
     for (size_t r = 0; r < it->rows; r += CELL_ROWS) {
-        const size_t rows = rows_of_cells(it, r), count = spans_of(st, r, rows, tile, spans);
+        const size_t rows = rows_of_cells(it->rows, r), count = spans_of(st, r, rows, tile, spans);
         for (size_t i = 0; i < count; i++)
             cells += rows * (spans[i].end - spans[i].first);
     }

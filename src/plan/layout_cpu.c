@@ -34,6 +34,9 @@ static attune__cpu_sizes sizes_of(const attune__shape *shape, uint32_t block_m, 
         .expr = shape->expr_scratch,
         .bounds = shape->bounds_scratch,
         .cache = shape->tokens != 0,
+        .longest = attune__cpu_pad(block_m > block_n ? block_m : block_n),
+        .masked = shape->block_mask,
+        .converted = shape->block_mask && !shape->score_expr && shape->k_dtype != attune__shape_real(shape),
     };
 }
 
@@ -54,10 +57,11 @@ attune__cpu_layout attune__cpu_layout_make(const attune__shape *shape, uint32_t 
 attune__cpu_backward_layout attune__cpu_backward_layout_make(const attune__shape *shape, uint32_t block_m,
                                                              uint32_t block_n)
 {
-    const attune__cpu_sizes z = sizes_of(shape, block_m, block_n);
+    attune__cpu_sizes z = sizes_of(shape, block_m, block_n);
     const uint64_t real = real_bytes(shape);
     attune__cpu_backward_layout l;
     uint64_t bytes = 0;
+    z.kept = attune__cpu_kept_tiles(shape, block_m, block_n);
     ATTUNE__CPU_BACKWARD_TILE(ARRAY)
     l.tile_bytes = bytes;
     ATTUNE__CPU_BACKWARD_THREAD(ARRAY)
@@ -91,7 +95,9 @@ uint32_t attune__cpu_kept_tiles(const attune__shape *shape, uint32_t block_m, ui
     const attune__cpu_sizes z = sizes_of(shape, block_m, block_n);
     const uint64_t one = attune__round_up64(z.rows * z.words * sizeof(uint16_t), ATTUNE__CPU_ALIGNMENT) +
                          attune__round_up64(z.n * sizeof(uint16_t), ATTUNE__CPU_ALIGNMENT);
-    const uint64_t most = KEPT_BYTES / one, tiles = ((uint64_t)shape->kv_len + block_n - 1) / block_n;
+    const uint64_t keys = ((uint64_t)shape->kv_len + block_n - 1) / block_n;
+    const uint64_t rows = ((uint64_t)shape->q_len + block_m - 1) / block_m;
+    const uint64_t most = KEPT_BYTES / one, tiles = shape->direction == ATTUNE_BACKWARD && rows > keys ? rows : keys;
     return (uint32_t)(tiles < most ? tiles : most);
 }
 

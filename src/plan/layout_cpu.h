@@ -29,6 +29,9 @@ typedef struct attune__cpu_sizes {
     uint64_t bounds;      /* shape->bounds_scratch */
     uint64_t cache;       /* 1 over a cache, else 0 */
     uint64_t kept;        /* attune__cpu_kept_tiles */
+    uint64_t longest;     /* of m and n */
+    uint64_t masked;      /* 1 with a mask, else 0 */
+    uint64_t converted;   /* 1 if pairs are computed by themselves and k and v are not in REAL, else 0 */
 } attune__cpu_sizes;
 
 /* Forward and decode: what the core's cache should hold. */
@@ -75,7 +78,15 @@ typedef struct attune__cpu_sizes {
     ARRAY(REAL, lse, z.m, 1)                                                                                           \
     ARRAY(REAL, delta, z.m, 1)                                                                                         \
     ARRAY(uint8_t, allowed, 1, z.n)
-#define ATTUNE__CPU_BACKWARD_THREAD(ARRAY) ARRAY(void, expr, 1, z.expr)
+#define ATTUNE__CPU_BACKWARD_THREAD(ARRAY)                                                                             \
+    ARRAY(uint16_t, at, z.masked, z.longest)                     /* columns of one row, or rows of one column */       \
+    ARRAY(uint16_t, panel_rows, (z.masked * ATTUNE__PANEL), z.m) /* rows of each column of a panel */                  \
+    ARRAY(uint16_t, bits, (z.masked * z.rows), z.words)          /* of all rows of a partial tile */                   \
+    ARRAY(void, expr, 1, z.expr)                                                                                       \
+    ARRAY(REAL, k_rows, (z.converted * z.n), z.d) /* of a tile of keys, for its allowed pairs */                       \
+    ARRAY(REAL, v_rows, (z.converted * z.n), z.dv)                                                                     \
+    ARRAY(uint32_t, kept_pairs, z.kept, 1)                                                                             \
+    ARRAY(uint16_t, kept_bits, (z.kept * z.rows), z.words)
 
 /* A partial result of a call over a cache. */
 #define ATTUNE__CPU_PART(ARRAY)                                                                                        \
@@ -108,7 +119,8 @@ uint64_t attune__cpu_backward_thread_size(const attune__shape *shape, uint32_t b
                                           uint32_t block_m2, uint32_t block_n2);
 attune__cpu_part_layout attune__cpu_part_layout_make(const attune__shape *shape, uint32_t block_m);
 
-/* The tiles of a row of blocks whose bits a thread keeps, for the heads that share them. */
+/* The tiles of a row of blocks, or in backward of a column, whose bits a thread keeps, for the heads that share them.
+ */
 uint32_t attune__cpu_kept_tiles(const attune__shape *shape, uint32_t block_m, uint32_t block_n);
 /* Calls over a cache: 64 bytes, and 32 for each sequence and one more (cpu/cpu.h); the keys of a part; and how many
  * partial results a call can have. */

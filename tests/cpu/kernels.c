@@ -401,6 +401,54 @@ Test(kernels, rows)
     }
 }
 
+/* Against the same in double; NaN, infinities and large values at forbidden places have no influence. */
+Test(kernels, row_gradient)
+{
+    float s[256], d[256], bad[256], bad_d[256];
+    uint8_t allowed[256];
+    uint16_t bits[16];
+    for (uint64_t round = 0; round < scaled(2000); round++) {
+        const size_t n = 16 * between(1, 16);
+        const bool all = round % 4 == 0;
+        const float lse = uniform() * 5, delta = uniform();
+        float x[256], d_p[256];
+        for (size_t i = 0; i < 256; i++) {
+            x[i] = lse - (next() % 20 ? 10 * fabsf(uniform()) : 200);
+            d_p[i] = next() % 30 ? uniform() : INFINITY;
+            if (next() % 60 == 0)
+                x[i] = NAN;
+            allowed[i] = all || next() % 3 == 0;
+            bad[i] = allowed[i] ? x[i] : next() % 3 ? 1e30f * uniform() : next() % 2 ? NAN : INFINITY;
+            bad_d[i] = allowed[i] ? d_p[i] : next() % 3 ? 1e30f * uniform() : NAN;
+        }
+        for (uint32_t t = 0; t < table_count; t++) {
+            tables[t].row_bits(bits, allowed, 256);
+            memcpy(s, bad, sizeof s);
+            memcpy(d, bad_d, sizeof d);
+            tables[t].row_gradient(s, d, all ? NULL : bits, n, lse, delta);
+            for (size_t i = 0; i < 256; i++) {
+                if (i >= n) {
+                    cr_assert(same(s[i], bad[i]) && same(d[i], bad_d[i]), "%s wrote outside", tables[t].name);
+                    continue;
+                }
+                const double p = !allowed[i] ? 0 : exp((double)x[i] - (double)lse);
+                if (p < 1e-38) {
+                    cr_assert(s[i] == 0 && d[i] == 0, "%s: %g and %g", tables[t].name, (double)s[i], (double)d[i]);
+                    continue;
+                }
+                const double want = p * ((double)d_p[i] - (double)delta);
+                if (isnan(x[i]) || isinf(d_p[i])) {
+                    cr_assert(isnan(x[i]) ? isnan(s[i]) && isnan(d[i]) : isinf(d[i]), "%s", tables[t].name);
+                    continue;
+                }
+                cr_assert_leq(fabs((double)s[i] - p), 2e-6 * p, "%s: %g, not %g", tables[t].name, (double)s[i], p);
+                cr_assert_leq(fabs((double)d[i] - want), 1e-6 * p + 2e-6 * fabs(want), "%s: %g, not %g", tables[t].name,
+                              (double)d[i], want);
+            }
+        }
+    }
+}
+
 /* The oracle's table is the same source: it has to agree with plain loops to double's precision. */
 Test(kernels, double_products)
 {
