@@ -110,37 +110,41 @@ layout(local_size_x_id = ATTUNE_VULKAN_THREADS_ID) in;
 
 #define first_depth(depth) (SPLIT_DEPTH ? member * (depth) : 0u)
 
-/* to = A B^T, the columns of this subgroup, or with SPLIT_DEPTH its share of the sum */
+/* to = A B^T, matrix j of the columns of this subgroup, or with SPLIT_DEPTH its share of the sum */
 #define MULTIPLY_OUTER(to, held, hold, a_at, b_at, depth, row_stride)                                                  \
+    [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)                                                                   \
+        to[r] = MATRIX_F32(0.0);                                                                                       \
     if (hold) [[unroll]]                                                                                               \
-        for (uint t = 0u; t < depth; t++)                                                                              \
-            [[unroll]] for (uint j = 0u; j < S_TILES; j++) {                                                           \
-                MATRIX_B b;                                                                                            \
-                coopMatLoad(b, memory,                                                                                 \
-                            (b_at) + (team_column + j * MATRIX_N) * (row_stride) +                                     \
-                                (first_depth(depth) + t) * (MATRIX_N / 8u),                                            \
-                            row_stride, COLUMN_MAJOR);                                                                 \
-                [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)                                                       \
-                    to[r * S_TILES + j] = coopMatMulAdd(held[r * (depth) + t], b, to[r * S_TILES + j]);                \
-            }                                                                                                          \
+        for (uint t = 0u; t < depth; t++) {                                                                            \
+            LOAD_OUTER_B(b_at, depth, row_stride)                                                                      \
+            [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)                                                           \
+                to[r] = coopMatMulAdd(held[r * (depth) + t], b, to[r]);                                                \
+        }                                                                                                              \
     else [[dont_unroll]]                                                                                               \
         for (uint t = 0u; t < depth; t++) {                                                                            \
-            MATRIX_A a[ROW_TILES];                                                                                     \
-            [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)                                                           \
-                coopMatLoad(a[r], memory,                                                                              \
+            LOAD_OUTER_B(b_at, depth, row_stride)                                                                      \
+            [[unroll]] for (uint r = 0u; r < ROW_TILES; r++) {                                                         \
+                MATRIX_A a;                                                                                            \
+                coopMatLoad(a, memory,                                                                                 \
                             (a_at) + (team_row + r * MATRIX_M) * (row_stride) +                                        \
                                 (first_depth(depth) + t) * (MATRIX_N / 8u),                                            \
                             row_stride, ROW_MAJOR);                                                                    \
-            [[unroll]] for (uint j = 0u; j < S_TILES; j++) {                                                           \
-                MATRIX_B b;                                                                                            \
-                coopMatLoad(b, memory,                                                                                 \
-                            (b_at) + (team_column + j * MATRIX_N) * (row_stride) +                                     \
-                                (first_depth(depth) + t) * (MATRIX_N / 8u),                                            \
-                            row_stride, COLUMN_MAJOR);                                                                 \
-                [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)                                                       \
-                    to[r * S_TILES + j] = coopMatMulAdd(a[r], b, to[r * S_TILES + j]);                                 \
+                to[r] = coopMatMulAdd(a, b, to[r]);                                                                    \
             }                                                                                                          \
         }
+
+#define LOAD_OUTER_B(b_at, depth, row_stride)                                                                          \
+    MATRIX_B b;                                                                                                        \
+    coopMatLoad(b, memory,                                                                                             \
+                (b_at) + (team_column + j * MATRIX_N) * (row_stride) + (first_depth(depth) + t) * (MATRIX_N / 8u),     \
+                row_stride, COLUMN_MAJOR);
+
+/* 3: S = Q K^T and dP = dO V^T */
+#define COMPUTE_S                                                                                                      \
+    {                                                                                                                  \
+        MULTIPLY_OUTER(s, held, HOLD_A, A_OFFSET, 0u, A_TILES, B_STRIDE)                                               \
+        MULTIPLY_OUTER(dp, held2, HOLD_A2, A2_OFFSET, B2_OFFSET, A2_TILES, B2_STRIDE)                                  \
+    }
 
 /* to += W B, W = P or dS of the team's rows. The non-finite slow path skips weights of 0, since 0 times NaN or infinity
  * is NaN. */
@@ -288,122 +292,124 @@ void main()
 #endif
         barrier();
 
-        /* 3: S = Q K^T and dP = dO V^T */
-        MATRIX_F32 s[S_COUNT];
-        MATRIX_F32 dp[S_COUNT];
-        [[unroll]] for (uint i = 0u; i < S_COUNT; i++) {
-            s[i] = MATRIX_F32(0.0);
-            dp[i] = MATRIX_F32(0.0);
-        }
-        MULTIPLY_OUTER(s, held, HOLD_A, A_OFFSET, 0u, A_TILES, B_STRIDE)
-        MULTIPLY_OUTER(dp, held2, HOLD_A2, A2_OFFSET, B2_OFFSET, A2_TILES, B2_STRIDE)
+        /* A matrix of columns at a time, in a loop: the expressions stand in the code once for each row of matrices,
+         * and no array of matrices is indexed by a loop that a driver may not unroll (decision 0051). */
+        MATRIX_F32 s[ROW_TILES];
+        MATRIX_F32 dp[ROW_TILES];
 
-        /* Each matrix is summed by one subgroup of the team, in one order. */
+        const uint one = MATRIX_M * SUM_STRIDE, all = 2u * ROW_TILES * S_TILES * one;
         if (SPLIT_DEPTH) {
-            const uint one = MATRIX_M * SUM_STRIDE, all = 2u * S_COUNT * one;
-            [[unroll]] for (uint i = 0u; i < S_COUNT; i++) {
-                coopMatStore(s[i], memory, SUM_OFFSET + warp * all + 2u * i * one, SUM_STRIDE, ROW_MAJOR);
-                coopMatStore(dp[i], memory, SUM_OFFSET + warp * all + (2u * i + 1u) * one, SUM_STRIDE, ROW_MAJOR);
+            /* Each matrix is summed by one subgroup of the team, in one order. */
+            [[dont_unroll]] for (uint j = 0u; j < S_TILES; j++) {
+                COMPUTE_S
+                [[unroll]] for (uint r = 0u; r < ROW_TILES; r++) {
+                    const uint at = SUM_OFFSET + warp * all + 2u * (r * S_TILES + j) * one;
+                    coopMatStore(s[r], memory, at, SUM_STRIDE, ROW_MAJOR);
+                    coopMatStore(dp[r], memory, at + one, SUM_STRIDE, ROW_MAJOR);
+                }
             }
             barrier();
-            [[unroll]] for (uint i = 0u; i < S_COUNT; i++)
-                if (i % TEAM == member) {
-                    MATRIX_F32 sum = MATRIX_F32(0.0);
-                    MATRIX_F32 sum2 = MATRIX_F32(0.0);
+        }
+        [[dont_unroll]] for (uint j = 0u; j < S_TILES; j++) {
+            if (!SPLIT_DEPTH)
+                COMPUTE_S
+            const uint column0 = team_column + j * MATRIX_N;
+            /* 4: score and mask; 5: P, and dS with respect to scale q k */
+#ifndef KEYS
+            /* With CAPTURES; d = dS with respect to the result. */
+            float raw_of[ROW_TILES * LENGTH], d_of[ROW_TILES * LENGTH];
+            if (CAPTURES) [[unroll]]
+                for (uint n = 0u; n < ROW_TILES * LENGTH; n++)
+                    d_of[n] = 0.0;
+#endif
+            [[unroll]] for (uint r = 0u; r < ROW_TILES; r++) {
+                if (SPLIT_DEPTH) {
+                    if ((r * S_TILES + j) % TEAM != member)
+                        continue;
+                    s[r] = MATRIX_F32(0.0);
+                    dp[r] = MATRIX_F32(0.0);
                     [[dont_unroll]] for (uint w = warp - member; w < warp - member + TEAM; w++) {
+                        const uint at = SUM_OFFSET + w * all + 2u * (r * S_TILES + j) * one;
                         MATRIX_F32 other;
-                        coopMatLoad(other, memory, SUM_OFFSET + w * all + 2u * i * one, SUM_STRIDE, ROW_MAJOR);
-                        sum = sum + other;
-                        coopMatLoad(other, memory, SUM_OFFSET + w * all + (2u * i + 1u) * one, SUM_STRIDE, ROW_MAJOR);
-                        sum2 = sum2 + other;
+                        coopMatLoad(other, memory, at, SUM_STRIDE, ROW_MAJOR);
+                        s[r] = s[r] + other;
+                        coopMatLoad(other, memory, at + one, SUM_STRIDE, ROW_MAJOR);
+                        dp[r] = dp[r] + other;
                     }
-                    s[i] = sum;
-                    dp[i] = sum2;
                 }
-        }
-
-        /* 4: score and mask; 5: P, and dS with respect to scale q k */
-#ifndef KEYS
-        float raw_of[S_COUNT * LENGTH], d_of[S_COUNT * LENGTH]; /* with CAPTURES; d = dS with respect to the result */
-        if (CAPTURES) [[unroll]]
-            for (uint n = 0u; n < S_COUNT * LENGTH; n++)
-                d_of[n] = 0.0;
-#endif
-        [[unroll]] for (uint i = 0u; i < S_COUNT; i++) {
-            if (SPLIT_DEPTH && i % TEAM != member)
-                continue;
-            const uint column0 = team_column + i % S_TILES * MATRIX_N;
-            uint allowed = 0xffffffffu;
-            if (is_partial || row0 + BLOCK_N > inner_len) [[unroll]]
-                for (uint e = 0u; e < LENGTH; e++) {
-                    uint inner_row = row0 + column0 + column_at(e, lane);
-                    bool may = inner_row < inner_len;
-                    if (is_partial) {
-                        uint outer_row = outer.row0 + team_row + i / S_TILES * MATRIX_M + row_at(row_of(e), lane);
-                        bool by_mask = attune_mask(int(inner_b), int(inner_h), Q_AND_KV(outer_row, inner_row),
-                                                   args.mask_mod);
-                        may = may && by_mask;
+                uint allowed = 0xffffffffu;
+                if (is_partial || row0 + BLOCK_N > inner_len) [[unroll]]
+                    for (uint e = 0u; e < LENGTH; e++) {
+                        uint inner_row = row0 + column0 + column_at(e, lane);
+                        bool may = inner_row < inner_len;
+                        if (is_partial) {
+                            uint outer_row = outer.row0 + team_row + r * MATRIX_M + row_at(row_of(e), lane);
+                            bool by_mask = attune_mask(int(inner_b), int(inner_h), Q_AND_KV(outer_row, inner_row),
+                                                       args.mask_mod);
+                            may = may && by_mask;
+                        }
+                        allowed &= may ? ~0u : ~(1u << e);
                     }
-                    allowed &= may ? ~0u : ~(1u << e);
-                }
-            MATRIX_F16 p;
-            MATRIX_F16 ds;
-            [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
+                MATRIX_F16 p;
+                MATRIX_F16 ds;
+                [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
 #ifdef KEYS
-                uint column = column0 + column_at(e, lane);
-                uvec4 states = memory[STATE_OFFSET + column / 2u];
-                float l = uintBitsToFloat((column & 1u) != 0u ? states.z : states.x);
-                float subtract = uintBitsToFloat((column & 1u) != 0u ? states.w : states.y);
+                    uint column = column0 + column_at(e, lane);
+                    uvec4 states = memory[STATE_OFFSET + column / 2u];
+                    float l = uintBitsToFloat((column & 1u) != 0u ? states.z : states.x);
+                    float subtract = uintBitsToFloat((column & 1u) != 0u ? states.w : states.y);
 #else
-                float l = lse[i / S_TILES * ROW_COUNT + row_of(e)],
-                      subtract = delta[i / S_TILES * ROW_COUNT + row_of(e)];
+                    float l = lse[r * ROW_COUNT + row_of(e)],
+                          subtract = delta[r * ROW_COUNT + row_of(e)];
 #endif
-                float raw = s[i][e] * factor, weight, slope = 1.0;
-                if (SCORE) {
-                    uint inner_row = row0 + column0 + column_at(e, lane);
-                    uint outer_row = outer.row0 + team_row + i / S_TILES * MATRIX_M + row_at(row_of(e), lane);
-                    float value = attune_score(raw, int(inner_b), int(inner_h), Q_AND_KV(outer_row, inner_row),
+                    float raw = s[r][e] * factor, weight, slope = 1.0;
+                    if (SCORE) {
+                        uint inner_row = row0 + column0 + column_at(e, lane);
+                        uint outer_row = outer.row0 + team_row + r * MATRIX_M + row_at(row_of(e), lane);
+                        float value = attune_score(raw, int(inner_b), int(inner_h), Q_AND_KV(outer_row, inner_row),
+                                                   args.score_mod);
+                        slope = attune_d_score(raw, int(inner_b), int(inner_h), Q_AND_KV(outer_row, inner_row),
                                                args.score_mod);
-                    slope = attune_d_score(raw, int(inner_b), int(inner_h), Q_AND_KV(outer_row, inner_row),
-                                           args.score_mod);
-                    weight = exp2((value - l) * LOG2E);
-                } else
-                    weight = exp2(raw - l);
-                weight = (allowed >> e & 1u) != 0u ? weight : 0.0;
-                float d = is_zero(weight) ? 0.0 : weight * (dp[i][e] - subtract);
+                        weight = exp2((value - l) * LOG2E);
+                    } else
+                        weight = exp2(raw - l);
+                    weight = (allowed >> e & 1u) != 0u ? weight : 0.0;
+                    float d = is_zero(weight) ? 0.0 : weight * (dp[r][e] - subtract);
 #ifndef KEYS
-                if (CAPTURES) {
-                    bool valid = team_row + i / S_TILES * MATRIX_M + row_at(row_of(e), lane) < outer.rows;
-                    raw_of[i * LENGTH + e] = raw;
-                    d_of[i * LENGTH + e] = valid ? d : 0.0;
+                    if (CAPTURES) {
+                        bool valid = team_row + r * MATRIX_M + row_at(row_of(e), lane) < outer.rows;
+                        raw_of[r * LENGTH + e] = raw;
+                        d_of[r * LENGTH + e] = valid ? d : 0.0;
+                    }
+#endif
+                    if (SCORE)
+                        d = is_zero(d) ? 0.0 : d * slope;
+                    p[e] = float16_t(weight);
+                    ds[e] = float16_t(d);
                 }
-#endif
-                if (SCORE)
-                    d = is_zero(d) ? 0.0 : d * slope;
-                p[e] = float16_t(weight);
-                ds[e] = float16_t(d);
-            }
-            const uint at = (team_row + i / S_TILES * MATRIX_M) * P_STRIDE + column0 / 8u;
+                const uint at = (team_row + r * MATRIX_M) * P_STRIDE + column0 / 8u;
 #ifdef KEYS
-            coopMatStore(p, memory, P_OFFSET + at, P_STRIDE, ROW_MAJOR);
+                coopMatStore(p, memory, P_OFFSET + at, P_STRIDE, ROW_MAJOR);
 #endif
-            coopMatStore(ds, memory, DS_OFFSET + at, P_STRIDE, ROW_MAJOR);
-        }
+                coopMatStore(ds, memory, DS_OFFSET + at, P_STRIDE, ROW_MAJOR);
+            }
 
 #ifndef KEYS
-        /* A loop, so that the expression's code exists once. */
-        if (CAPTURES) [[dont_unroll]]
-            for (uint n = 0u; n < S_COUNT * LENGTH; n++) {
-                uint i = n / LENGTH, e = n % LENGTH;
-                uint q = outer.row0 + team_row + i / S_TILES * MATRIX_M + row_at(row_of(e), lane);
-                uint kv = row0 + team_column + i % S_TILES * MATRIX_N + column_at(e, lane);
-                float raw = raw_of[n], d = d_of[n];
-                if (!is_zero(d)) {
-                    d_uniform += d * attune_d_uniform(raw, int(inner_b), int(inner_h), int(q), int(kv), args.score_mod);
-                    attune_d_add(raw, int(inner_b), int(inner_h), int(q), int(kv), args.score_mod, d);
+            /* A loop, so that the expression's code exists once. */
+            if (CAPTURES) [[dont_unroll]]
+                for (uint n = 0u; n < ROW_TILES * LENGTH; n++) {
+                    uint r = n / LENGTH, e = n % LENGTH;
+                    uint q = outer.row0 + team_row + r * MATRIX_M + row_at(row_of(e), lane);
+                    uint kv = row0 + column0 + column_at(e, lane);
+                    float raw = raw_of[n], d = d_of[n];
+                    if (!is_zero(d)) {
+                        d_uniform +=
+                            d * attune_d_uniform(raw, int(inner_b), int(inner_h), int(q), int(kv), args.score_mod);
+                        attune_d_add(raw, int(inner_b), int(inner_h), int(q), int(kv), args.score_mod, d);
+                    }
                 }
-            }
 #endif
+        }
 
         more = inner_tiles_next(next, args, outer, inner_len);
         if (more) {

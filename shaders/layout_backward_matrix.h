@@ -18,32 +18,31 @@ CONSTANT(27, uint, X_TILES, 4)
 CONSTANT(28, uint, Y_TILES, 4)
 CONSTANT(29, uint, A_TILES, 4) /* of a subgroup, with SPLIT_DEPTH */
 CONSTANT(30, uint, A2_TILES, 4)
-CONSTANT(31, uint, S_COUNT, 2) /* ROW_TILES times the above; HELD_COUNT is 1 if A is not held */
-CONSTANT(32, uint, X_COUNT, 4)
-CONSTANT(33, uint, Y_COUNT, 4)
-CONSTANT(34, uint, HELD_COUNT, 4)
-CONSTANT(35, uint, HELD2_COUNT, 4)
-CONSTANT(36, bool, HOLD_A, true) /* in registers, not in shared memory */
-CONSTANT(37, bool, HOLD_A2, true)
-CONSTANT(38, uint, FETCH, 2) /* groups of B and of B2 that an invocation has in flight */
-CONSTANT(39, uint, FETCH2, 2)
-CONSTANT(40, uint, B_GROUPS, 8) /* groups of a row, padded to matrices */
-CONSTANT(41, uint, B2_GROUPS, 8)
-CONSTANT(42, uint, B_STRIDE, 9) /* of A too */
-CONSTANT(43, uint, B2_STRIDE, 9)
-CONSTANT(44, uint, P_STRIDE, 5)
-CONSTANT(45, uint, OUT_STRIDE, 17)
-CONSTANT(46, uint, OUT_CHUNK, 4)   /* columns of matrices of X or Y that are stored together */
-CONSTANT(47, uint, B2_OFFSET, 288) /* offsets in `memory`; B is at 0 */
-CONSTANT(48, uint, A_OFFSET, 0)
-CONSTANT(49, uint, A2_OFFSET, 0)
-CONSTANT(50, uint, P_OFFSET, 576)
-CONSTANT(51, uint, DS_OFFSET, 896)
-CONSTANT(52, uint, STATE_OFFSET, 1216) /* LSE and delta of inner rows, of two in each group */
-CONSTANT(53, uint, MEMORY_SIZE, 1232)
-CONSTANT(54, bool, SPLIT_DEPTH, false) /* the subgroups of a team divide the depth of S and dP, not the columns */
-CONSTANT(55, uint, SUM_OFFSET, 0)      /* with it, their shares of S and dP */
-CONSTANT(56, uint, SUM_STRIDE, 5)
+CONSTANT(31, uint, X_COUNT, 4) /* ROW_TILES times the above; HELD_COUNT is 1 if A is not held */
+CONSTANT(32, uint, Y_COUNT, 4)
+CONSTANT(33, uint, HELD_COUNT, 4)
+CONSTANT(34, uint, HELD2_COUNT, 4)
+CONSTANT(35, bool, HOLD_A, true) /* in registers, not in shared memory */
+CONSTANT(36, bool, HOLD_A2, true)
+CONSTANT(37, uint, FETCH, 2) /* groups of B and of B2 that an invocation has in flight */
+CONSTANT(38, uint, FETCH2, 2)
+CONSTANT(39, uint, B_GROUPS, 8) /* groups of a row, padded to matrices */
+CONSTANT(40, uint, B2_GROUPS, 8)
+CONSTANT(41, uint, B_STRIDE, 9) /* of A too */
+CONSTANT(42, uint, B2_STRIDE, 9)
+CONSTANT(43, uint, P_STRIDE, 5)
+CONSTANT(44, uint, OUT_STRIDE, 17)
+CONSTANT(45, uint, OUT_CHUNK, 4)   /* columns of matrices of X or Y that are stored together */
+CONSTANT(46, uint, B2_OFFSET, 288) /* offsets in `memory`; B is at 0 */
+CONSTANT(47, uint, A_OFFSET, 0)
+CONSTANT(48, uint, A2_OFFSET, 0)
+CONSTANT(49, uint, P_OFFSET, 576)
+CONSTANT(50, uint, DS_OFFSET, 896)
+CONSTANT(51, uint, STATE_OFFSET, 1216) /* LSE and delta of inner rows, of two in each group */
+CONSTANT(52, uint, MEMORY_SIZE, 1232)
+CONSTANT(53, bool, SPLIT_DEPTH, false) /* the subgroups of a team divide the depth of S and dP, not the columns */
+CONSTANT(54, uint, SUM_OFFSET, 0)      /* with it, their shares of S and dP */
+CONSTANT(55, uint, SUM_STRIDE, 5)
 
 SHARED(uvec4, memory, OF(MEMORY_SIZE))
 SHARED(uint, non_finite,

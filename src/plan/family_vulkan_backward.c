@@ -108,21 +108,15 @@ const char *attune__vulkan_lanes_backward_reject(const attune__search *search, c
 
 /* ---------------------------------------------------------------------------------------------- cooperative matrix */
 
-static const attune__tile matrix_tiles[] = {ATTUNE__TILES(32, 64, 64, 64, 1, 0), ATTUNE__TILES(32, 64, 64, 32, 1, 0),
-                                            ATTUNE__TILES(16, 64, 64, 32, 1, 0), ATTUNE__TILES(16, 64, 64, 16, 1, 0),
-                                            ATTUNE__TILES(32, 32, 32, 32, 1, 0), ATTUNE__TILES(16, 32, 32, 16, 1, 0),
-                                            ATTUNE__TILES(16, 16, 16, 16, 1, 0), ATTUNE__TILES(8, 8, 8, 8, 1, 0)};
+static const attune__tile matrix_tiles[] = {ATTUNE__TILES(32, 64, 64, 32, 1, 0), ATTUNE__TILES(16, 64, 64, 32, 1, 0),
+                                            ATTUNE__TILES(16, 64, 64, 16, 1, 0), ATTUNE__TILES(32, 32, 32, 32, 1, 0),
+                                            ATTUNE__TILES(16, 32, 32, 16, 1, 0), ATTUNE__TILES(16, 16, 16, 16, 1, 0),
+                                            ATTUNE__TILES(8, 8, 8, 8, 1, 0)};
 
 const attune__tile *attune__vulkan_matrix_backward_tiles(const attune__search *search, uint32_t *count)
 {
-    /* A driver on a CPU takes seconds to compile the larger tiles. Expressions stand in the code once for each score of
-     * a lane, and from 65 to 128, where one subgroup has all columns of dK and dV, leave registers for 8 scores. */
-    const attune__shape *s = search->shape;
-    const uint32_t d = s->head_dim > s->head_dim_v ? s->head_dim : s->head_dim_v;
-    const uint32_t skip = search->limits->host              ? (uint32_t)COUNT(matrix_tiles) - 2
-                          : !s->mask_expr && !s->score_expr ? 0
-                          : d > 64 && d <= 128              ? 2
-                                                            : 1;
+    /* A driver on a CPU takes seconds to compile the larger tiles. */
+    const uint32_t skip = search->limits->host ? (uint32_t)COUNT(matrix_tiles) - 2 : 0;
     *count = (uint32_t)COUNT(matrix_tiles) - skip;
     return matrix_tiles + skip;
 }
@@ -139,18 +133,19 @@ static const char *matrix_layout(const attune__search *search, const attune__til
                                                matrix, search->shape->head_dim, search->shape->head_dim_v, keys, l);
 }
 
-/* Whether each pass can have the tile, with its sums in registers. */
+/* Whether each pass can have the tile, with its sums in registers and the rest in shared memory. */
 static bool matrix_fits(const attune__search *search, const attune__tile *tile)
 {
     for (int keys = 0; keys < 2; keys++) {
         attune__backward_matrix_layout l;
-        if (matrix_layout(search, tile, keys, &l) || l.registers > ATTUNE__MOST_MATRIX_REGISTERS)
+        if (matrix_layout(search, tile, keys, &l) || l.registers > ATTUNE__MOST_MATRIX_REGISTERS ||
+            l.bytes > search->limits->shared_memory)
             return false;
     }
     return true;
 }
 
-/* As few subgroups as have their sums in registers. */
+/* As few subgroups as fit. */
 void attune__vulkan_matrix_backward_clamp(const attune__search *search, attune__tile *tile)
 {
     uint32_t *warps = &tile->value[ATTUNE__NUM_WARPS];

@@ -335,13 +335,12 @@ const char *attune__backward_matrix_layout_make(uint32_t outer_rows, uint32_t in
     l.A2_TILES = (depth2 + depth_shares - 1) / depth_shares;
     l.X_TILES = (depth + l.TEAM - 1) / l.TEAM;
     l.Y_TILES = keys ? (depth2 + l.TEAM - 1) / l.TEAM : 0;
-    l.S_COUNT = l.ROW_TILES * l.S_TILES;
     l.X_COUNT = l.ROW_TILES * l.X_TILES;
     l.Y_COUNT = l.ROW_TILES * l.Y_TILES;
     /* A2 is held first: A is read where only S is in registers besides the sums. llvmpipe has no registers to save, and
      * takes seconds to compile the loops over a long A that is held. */
     const uint32_t held = l.ROW_TILES * l.A_TILES, held2 = l.ROW_TILES * l.A2_TILES;
-    l.registers = (l.X_COUNT + l.Y_COUNT + 2 * l.S_COUNT) * l.LENGTH;
+    l.registers = (l.X_COUNT + l.Y_COUNT + 2 * l.ROW_TILES) * l.LENGTH;
     l.HOLD_A2 = l.registers + held2 * l.LENGTH / 2 <= ATTUNE__MOST_MATRIX_REGISTERS && (l.QUADS || held2 <= 4);
     l.HELD2_COUNT = l.HOLD_A2 ? held2 : 1;
     l.registers += l.HOLD_A2 ? held2 * l.LENGTH / 2 : 0;
@@ -370,7 +369,7 @@ const char *attune__backward_matrix_layout_make(uint32_t outer_rows, uint32_t in
     end += keys ? inner_rows / 2 : 0;
     l.SUM_STRIDE = matrix.n / 4 + 1;
     l.SUM_OFFSET = end;
-    end += l.SPLIT_DEPTH ? warps * 2 * l.S_COUNT * matrix.m * l.SUM_STRIDE : 0;
+    end += l.SPLIT_DEPTH ? warps * 2 * l.ROW_TILES * l.S_TILES * matrix.m * l.SUM_STRIDE : 0;
     /* Held operands pass through it before the first tile. */
     l.MEMORY_SIZE = most(end, outer_rows * most(l.HOLD_A ? l.B_STRIDE : 0, l.HOLD_A2 ? l.B2_STRIDE : 0));
     /* X and Y are stored in as few chunks as shared memory holds. */

@@ -138,7 +138,7 @@ static uint64_t coopmat_backward(const attune_limits *l, uint64_t outer, uint64_
                    dv = up(up(x.dv, l->matrix_n) / l->matrix_n, part) / part;
     const uint64_t x_tiles = up(up(x.d, l->matrix_n) / l->matrix_n, team) / team,
                    y_tiles = keys ? up(up(x.dv, l->matrix_n) / l->matrix_n, team) / team : 0;
-    uint64_t registers = tiles * each * (x_tiles + y_tiles + 2 * scores);
+    uint64_t registers = tiles * each * (x_tiles + y_tiles + 2);
     const bool is_short = l->fragment_layout != ATTUNE_FRAGMENT_QUADS;
     const bool hold2 = registers + tiles * dv * each / 2 <= 208 && (!is_short || tiles * dv <= 4);
     registers += hold2 ? tiles * dv * each / 2 : 0;

@@ -125,7 +125,8 @@ static void check_backward_matrices(uint32_t outer, uint32_t inner, uint32_t war
     HOLDS(l.P_OFFSET == end && l.DS_OFFSET == end + (keys ? outer * l.P_STRIDE : 0));
     HOLDS(l.STATE_OFFSET == l.DS_OFFSET + outer * l.P_STRIDE);
     HOLDS(l.SUM_OFFSET == l.STATE_OFFSET + (keys ? inner / 2 : 0) && 4 * l.SUM_STRIDE > x.n);
-    HOLDS(l.MEMORY_SIZE >= l.SUM_OFFSET + (l.SPLIT_DEPTH ? warps * 2 * l.S_COUNT * x.m * l.SUM_STRIDE : 0));
+    HOLDS(l.MEMORY_SIZE >=
+          l.SUM_OFFSET + (l.SPLIT_DEPTH ? warps * 2 * l.ROW_TILES * l.S_TILES * x.m * l.SUM_STRIDE : 0));
     HOLDS(!l.HOLD_A || l.MEMORY_SIZE >= outer * l.B_STRIDE);
     HOLDS(!l.HOLD_A2 || l.MEMORY_SIZE >= outer * l.B2_STRIDE);
     HOLDS(l.OUT_CHUNK && l.MEMORY_SIZE >= l.TEAM * outer * l.OUT_STRIDE && 4 * l.OUT_STRIDE > l.OUT_CHUNK * x.n);
