@@ -166,15 +166,15 @@ static void fill_info(const attune__opencl_driver *driver, found *f)
     f->unified = ask32(driver, f->device, CL_DEVICE_HOST_UNIFIED_MEMORY);
     f->argument_size = (size_t)ask(driver, f->device, CL_DEVICE_MAX_PARAMETER_SIZE, sizeof(size_t));
     const uint32_t units = ask32(driver, f->device, CL_DEVICE_MAX_COMPUTE_UNITS);
+    const bool nvidia = has_extension(extensions, "cl_nv_device_attribute_query");
     info->limits = (attune_limits){
         .struct_size = sizeof info->limits,
         .backend = ATTUNE_BACKEND_OPENCL,
         .compute_units = units ? units : 1,
         .shared_memory = fit32(ask(driver, f->device, CL_DEVICE_LOCAL_MEM_SIZE, sizeof(uint64_t))),
         .workgroup_invocations = group_limit(driver, f->device),
-        .subgroup_size = has_extension(extensions, "cl_nv_device_attribute_query")
-                             ? ask32(driver, f->device, CL_DEVICE_WARP_SIZE_NV)
-                             : 0,
+        .registers = nvidia ? ask32(driver, f->device, CL_DEVICE_REGISTERS_PER_BLOCK_NV) : 0,
+        .subgroup_size = nvidia ? ask32(driver, f->device, CL_DEVICE_WARP_SIZE_NV) : 0,
         .f16 = has_extension(extensions, "cl_khr_fp16"),
         .storage_range = ask(driver, f->device, CL_DEVICE_MAX_MEM_ALLOC_SIZE, sizeof(uint64_t)),
         .memory = ask(driver, f->device, CL_DEVICE_GLOBAL_MEM_SIZE, sizeof(uint64_t)),

@@ -3,6 +3,7 @@
 #include "opencl/family.h"
 
 #include "base/error.h"
+#include "plan/family_shaders.h"
 #include "plan/layout.h"
 
 #define CONSTANT(id, type, name, value) attune__opencl_add_define(text, #name, layout->name);
@@ -22,16 +23,17 @@ static void add_backward(const attune__backward_layout *layout, attune__opencl_t
 #undef SHARED
 
 static attune_status define_forward(const attune__opencl_device *device, const attune__program_desc *desc,
-                                    const attune__opencl_tile *tile, bool subgroups, bool aligned,
+                                    const attune__opencl_tile *tile, uint32_t form, bool aligned,
                                     attune__opencl_text *text)
 {
     attune__forward_layout layout;
     /* The path for any alignment is rarely taken: a GPU's driver should not spend as long on it as on the other. */
-    const bool flat = !aligned && !device->base.info.limits.host;
+    if (!aligned && !device->base.info.limits.host)
+        form |= ATTUNE__FORWARD_FLAT;
     ATTUNE__TRY(attune__opencl_layout_check(desc, tile,
                                             attune__forward_layout_make(tile->block_m, tile->block_n, tile->threads,
                                                                         desc->shape->head_dim, desc->shape->head_dim_v,
-                                                                        subgroups, flat, &layout)));
+                                                                        form, &layout)));
     text->bounds = true;
     add_forward(&layout, text);
     return ATTUNE_OK;
@@ -40,14 +42,15 @@ static attune_status define_forward(const attune__opencl_device *device, const a
 static attune_status define_portable(const attune__opencl_device *device, const attune__program_desc *desc,
                                      const attune__opencl_tile *tile, bool aligned, attune__opencl_text *text)
 {
-    return define_forward(device, desc, tile, false, aligned, text);
+    return define_forward(device, desc, tile, attune__shaders_form(&device->base.info.limits, desc->shape), aligned,
+                          text);
 }
 
 static attune_status define_subgroup(const attune__opencl_device *device, const attune__program_desc *desc,
                                      const attune__opencl_tile *tile, bool aligned, attune__opencl_text *text)
 {
     attune__opencl_add_define(text, "SUBGROUPS", 1);
-    return define_forward(device, desc, tile, true, aligned, text);
+    return define_forward(device, desc, tile, ATTUNE__FORWARD_SUBGROUPS, aligned, text);
 }
 
 static attune_status define_backward(const attune__opencl_device *device, const attune__program_desc *desc,

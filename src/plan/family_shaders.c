@@ -40,13 +40,27 @@ const attune__tile *attune__shaders_tiles(const attune__search *search, uint32_t
     }
 }
 
-/* The portable kernel's workgroup: 128 threads, or what the device has, or on OpenCL what num_warps says. */
+/* Measured on an H200 (decision 0055): NVIDIA's OpenCL compiler gives the kernel 255 registers, of which four columns
+ * with eight rows of O of 128 columns need more than eight with four. */
+uint32_t attune__shaders_form(const attune_limits *limits, const attune__shape *shape)
+{
+    const bool opencl = limits->backend == ATTUNE_BACKEND_OPENCL;
+    return opencl && shape->head_dim_v > 64 && shape->head_dim_v <= 128 ? ATTUNE__FORWARD_COLUMNS : 0;
+}
+
+/* The portable kernel's workgroup: 128 threads, or what the device has, or on OpenCL what num_warps says. 256 have O of
+ * 64 columns in half the registers; where those of a unit are known, two such workgroups share it and not three, and a
+ * short call has fewer that end alone (decision 0055). */
 static uint32_t portable_invocations(const attune__search *search, const attune__tile *tile)
 {
     if (search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS))
         return tile->value[ATTUNE__NUM_WARPS] * attune__shaders_lanes(search->limits);
-    uint32_t most = attune__floor2(search->limits->workgroup_invocations);
-    return most < 128 ? most : 128;
+    const attune_limits *limits = search->limits;
+    const bool wide = limits->backend == ATTUNE_BACKEND_OPENCL && limits->registers &&
+                      search->pass == ATTUNE__PASS_FORWARD && search->shape->head_dim_v <= 64 &&
+                      tile->value[ATTUNE__BLOCK_M] * tile->value[ATTUNE__BLOCK_N] >= 64 * 64;
+    const uint32_t most = attune__floor2(limits->workgroup_invocations), wanted = wide ? 256 : 128;
+    return most < wanted ? most : wanted;
 }
 
 static void clamp_rows(const attune__search *search, attune__tile *tile)
@@ -63,21 +77,21 @@ static void clamp_rows(const attune__search *search, attune__tile *tile)
 }
 
 /* layout.h */
-static uint64_t scalar_shared(const attune__search *search, const attune__tile *tile, uint32_t threads, bool subgroups)
+static uint64_t scalar_shared(const attune__search *search, const attune__tile *tile, uint32_t threads, uint32_t form)
 {
     const uint32_t *v = tile->value;
     if (search->pass == ATTUNE__PASS_BACKWARD)
         return attune__shaders_backward_shared(search, tile, threads);
     attune__forward_layout layout;
     if (attune__forward_layout_make(v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N], threads, search->shape->head_dim,
-                                    search->shape->head_dim_v, subgroups, false, &layout))
+                                    search->shape->head_dim_v, form, &layout))
         return UINT64_MAX;
     return layout.bytes + (search->shape->tokens ? attune__serving_layout_bytes(v[ATTUNE__BLOCK_N]) : 0);
 }
 
 /* NULL if the invocations can share the tile. */
 static const char *scalar_reject_tile(const attune__search *search, const attune__tile *tile, uint32_t threads,
-                                      bool subgroups, attune__option *option)
+                                      uint32_t form, attune__option *option)
 {
     const char *why = attune__reject_numbers(search, tile, 0, 128, option);
     if (why)
@@ -89,7 +103,7 @@ static const char *scalar_reject_tile(const attune__search *search, const attune
         return "it must divide problem.split_keys";
     attune__forward_layout layout;
     why = attune__forward_layout_make(tile->value[ATTUNE__BLOCK_M], tile->value[ATTUNE__BLOCK_N], threads,
-                                      search->shape->head_dim, search->shape->head_dim_v, subgroups, false, &layout);
+                                      search->shape->head_dim, search->shape->head_dim_v, form, &layout);
     *option = search->forced & ATTUNE__BIT(ATTUNE__BLOCK_N) ? ATTUNE__BLOCK_N : ATTUNE__BLOCK_M;
     return why;
 }
@@ -108,13 +122,15 @@ const char *attune__shaders_portable_reject(const attune__search *search, const 
     *option = ATTUNE__NUM_WARPS;
     if (!attune__is_power2(threads))
         return "it must be a power of two";
-    return scalar_reject_tile(search, tile, threads, false, option);
+    return scalar_reject_tile(search, tile, threads, attune__shaders_form(search->limits, search->shape), option);
 }
 
 attune__cost attune__shaders_portable_cost(const attune__search *search, const attune__tile *tile)
 {
     uint32_t threads = portable_invocations(search, tile);
-    return (attune__cost){.shared = scalar_shared(search, tile, threads, false), .invocations = threads};
+    return (attune__cost){.shared =
+                              scalar_shared(search, tile, threads, attune__shaders_form(search->limits, search->shape)),
+                          .invocations = threads};
 }
 
 /* Eight subgroups, and at most 128 invocations: each then has 8 rows of a tile of 64, on an H200 a seventh faster than
@@ -138,7 +154,7 @@ const char *attune__shaders_subgroup_reject(const attune__search *search, const 
     *option = ATTUNE__NUM_WARPS;
     if (!attune__is_power2(warps))
         return "it must be a power of two";
-    const char *why = scalar_reject_tile(search, tile, warps * width, true, option);
+    const char *why = scalar_reject_tile(search, tile, warps * width, ATTUNE__FORWARD_SUBGROUPS, option);
     if (why)
         return why;
     if (search->pass == ATTUNE__PASS_BACKWARD)
@@ -151,7 +167,8 @@ const char *attune__shaders_subgroup_reject(const attune__search *search, const 
 attune__cost attune__shaders_subgroup_cost(const attune__search *search, const attune__tile *tile)
 {
     uint32_t threads = tile->value[ATTUNE__NUM_WARPS] * attune__shaders_lanes(search->limits);
-    return (attune__cost){.shared = scalar_shared(search, tile, threads, true), .invocations = threads};
+    return (attune__cost){.shared = scalar_shared(search, tile, threads, ATTUNE__FORWARD_SUBGROUPS),
+                          .invocations = threads};
 }
 
 /* Items for each compute unit, bytes of partial results, and tiles of calls that are not bounded by their rows. */

@@ -40,6 +40,9 @@ static inline uint32_t attune__shaders_lanes(const attune_limits *limits)
     return limits->subgroup_size ? limits->subgroup_size : 1;
 }
 
+/* Of the portable kernel: ATTUNE__FORWARD_COLUMNS or 0. */
+uint32_t attune__shaders_form(const attune_limits *limits, const attune__shape *shape);
+
 /* The portable kernel and that of subgroups, which both have. */
 const attune__tile *attune__shaders_tiles(const attune__search *search, uint32_t *count);
 void attune__shaders_portable_clamp(const attune__search *search, attune__tile *tile);

@@ -88,15 +88,17 @@ uint64_t attune__serving_layout_bytes(uint32_t block_n)
 #undef OF
 
 const char *attune__forward_layout_make(uint32_t block_m, uint32_t block_n, uint32_t threads, uint32_t head_dim,
-                                        uint32_t head_dim_v, bool subgroups, bool flat, attune__forward_layout *layout)
+                                        uint32_t head_dim_v, uint32_t form, attune__forward_layout *layout)
 {
+    const bool subgroups = form & ATTUNE__FORWARD_SUBGROUPS, flat = form & ATTUNE__FORWARD_FLAT;
     attune__forward_layout l = {.ROWS_SIZE = block_m};
     if (block_n < 4 || threads < block_n / 4)
         return "four of its columns belong to each invocation of a row";
     if (threads < block_m || (uint64_t)block_m * block_n > (uint64_t)threads * 4 * MOST_LONG_ROW_GROUPS)
         return "an invocation has at most 64 scores, all of one row";
     /* 8 x 8 scores per invocation need two thirds of the loads of two times 8 x 4. */
-    l.TN = block_n >= 8 && (uint64_t)block_m * block_n >= (uint64_t)threads * 64 ? 2 : 1;
+    const uint64_t scores = form & ATTUNE__FORWARD_COLUMNS ? 32 : 64;
+    l.TN = block_n >= 8 && (uint64_t)block_m * block_n >= threads * scores ? 2 : 1;
     l.TX = block_n / 4 / l.TN;
     l.TY = threads / l.TX;
     l.TM = most(block_m / l.TY, 1);

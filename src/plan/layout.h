@@ -54,9 +54,14 @@ typedef struct attune__lanes_layout {
 /* The functions return NULL, or why the kernel does not support the tile. All numbers except the head dimensions are
  * powers of two. */
 
-/* `flat`: the smallest slices, with a third of the code, which is slower and compiles faster. */
+enum {
+    ATTUNE__FORWARD_SUBGROUPS = 1, /* the invocations of a row exchange its maximum and sum without shared memory */
+    ATTUNE__FORWARD_FLAT = 2,      /* the smallest slices, with a third of the code: slower, and compiles faster */
+    ATTUNE__FORWARD_COLUMNS = 4,   /* eight columns of an invocation, not four, from 32 scores on, not from 64 */
+};
+/* `form`: bits of the above. */
 const char *attune__forward_layout_make(uint32_t block_m, uint32_t block_n, uint32_t threads, uint32_t head_dim,
-                                        uint32_t head_dim_v, bool subgroups, bool flat, attune__forward_layout *layout);
+                                        uint32_t head_dim_v, uint32_t form, attune__forward_layout *layout);
 
 /* shaders/decode.comp: `lanes` of each of the `warps` subgroups. is_f32: elements of 32 bits. */
 const char *attune__decode_layout_make(uint32_t block_m, uint32_t block_n, uint32_t warps, uint32_t lanes,

@@ -123,6 +123,7 @@ static const attune_profile profiles[] = {
       .shared_memory = 48 * KIB,
       .workgroup_invocations = 1024,
       .unit_invocations = 2048,
+      .registers = 65536,
       .subgroup_size = 32,
       .memory = 141 * GIB}},
     {PROFILE("opencl-adreno-830",

@@ -44,8 +44,9 @@ static attune__vulkan_module backward(bool keys, attune_dtype dtype)
 static const char *make_forward(const attune__program_desc *desc, bool subgroups, bool flat, attune__forward_layout *l)
 {
     const attune_plan_choice *c = desc->choice;
-    return attune__forward_layout_make(c->block_m, c->block_n, c->workgroup_invocations, desc->shape->head_dim,
-                                       desc->shape->head_dim_v, subgroups, flat, l);
+    return attune__forward_layout_make(
+        c->block_m, c->block_n, c->workgroup_invocations, desc->shape->head_dim, desc->shape->head_dim_v,
+        (subgroups ? ATTUNE__FORWARD_SUBGROUPS : 0) | (flat ? ATTUNE__FORWARD_FLAT : 0), l);
 }
 
 static const char *set_forward(const attune__program_desc *desc, bool subgroups, bool flat, uint32_t *constants)
