@@ -30,7 +30,9 @@
  *
  *     ATTUNE_DTYPE           ATTUNE_CUDA_F16, ATTUNE_CUDA_BF16 or ATTUNE_CUDA_F32 (sm80 only)
  *                            of k and v, and of the operands of the products
- *     ATTUNE_Q_DTYPE, ATTUNE_O_DTYPE         likewise, of q and o, for forward_sm80; default ATTUNE_DTYPE
+ *     ATTUNE_Q_DTYPE         likewise, of q, for forward_sm80; default ATTUNE_DTYPE
+ *     ATTUNE_O_DTYPE         likewise, of the outputs: o, or d_q, d_k and d_v; only ATTUNE_DTYPE, the default, or
+ *                            ATTUNE_CUDA_F32 with sm90 and sm100, and in backward
  *     ATTUNE_HEAD_DIM, ATTUNE_HEAD_DIM_V     of the problem; kernels pad them
  *     ATTUNE_BLOCK_M, ATTUNE_BLOCK_N, ATTUNE_NUM_WARPS, ATTUNE_NUM_STAGES     the tile
  *     ATTUNE_PADDING         backward_atomic_sm80: head dimensions are padded to a multiple of it, in shared memory and

@@ -220,6 +220,8 @@ extern "C" __global__ void __launch_bounds__(256)
     int tiles = (a.q_len + INNER_ROWS - 1) / INNER_ROWS, plane = (int)blockIdx.x / tiles;
     int q = ((int)blockIdx.x - plane * tiles) * INNER_ROWS, b = plane / a.heads, h = plane - b * a.heads;
     const float *sums = sums_of(a, back, b, h, q);
+    o_element *out = (o_element *)back.d_q.address + b * back.d_q.batch + h * back.d_q.head;
+    bool vectors = view_aligned<o_element>(back.d_q), paired = view_paired<o_element>(back.d_q);
     float probe = 0.0f; /* becomes NaN with the first element that is not finite */
     int lane = (int)threadIdx.x % 32;
 #pragma unroll 4
@@ -239,24 +241,32 @@ extern "C" __global__ void __launch_bounds__(256)
 #pragma unroll
         for (int i = 0; i < 4; i++)
             probe = __fmaf_rn(x[i], 0.0f, probe);
-        tile[row * PITCH + column / 2] = pack(x[0] * a.scale, x[1] * a.scale);
-        tile[(row + 8) * PITCH + column / 2] = pack(x[2] * a.scale, x[3] * a.scale);
+        if constexpr (O_FLOAT32) { /* four lanes store 32 bytes, which need no transposition */
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                if (q + row + half * 8 < a.q_len && column < HEAD_DIM)
+                    store_outputs(out + (q + row + half * 8) * back.d_q.row + column, x[half * 2] * a.scale,
+                                  x[half * 2 + 1] * a.scale, paired);
+        } else {
+            tile[row * PITCH + column / 2] = pack(x[0] * a.scale, x[1] * a.scale);
+            tile[(row + 8) * PITCH + column / 2] = pack(x[2] * a.scale, x[3] * a.scale);
+        }
     }
     if (probe != 0.0f)
         *(volatile int *)back.redo = 1;
     __syncthreads();
-    element *out = (element *)back.d_q.address + b * back.d_q.batch + h * back.d_q.head;
-    bool vectors = view_aligned(back.d_q);
+    if constexpr (O_FLOAT32)
+        return;
     for (int i = (int)threadIdx.x; i < INNER_ROWS * ROW_VECTORS; i += 256) {
         int row = i / ROW_VECTORS, d = i % ROW_VECTORS * 8;
         if (q + row >= a.q_len || d >= HEAD_DIM)
             continue;
         const u32 *from = tile + row * PITCH + d / 2;
-        element *to = out + (q + row) * back.d_q.row + d;
+        o_element *to = out + (q + row) * back.d_q.row + d;
         if (vectors && d + 8 <= HEAD_DIM)
             *(uint4 *)to = *(const uint4 *)from;
         else
             for (int j = 0; j < 8 && d + j < HEAD_DIM; j++)
-                to[j] = (element)(from[j / 2] >> j % 2 * 16);
+                to[j] = (o_element)(from[j / 2] >> j % 2 * 16);
     }
 }

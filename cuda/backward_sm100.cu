@@ -254,8 +254,8 @@ template <int COLUMNS>
 __device__ __forceinline__ void store_sums(const attune_cuda_view &v, u32 from, int b, int h, int kv, int rows,
                                            float factor, bool none, bool &finite)
 {
-    element *to = (element *)v.address + b * v.batch + h * v.head + kv * v.row;
-    bool vectors = view_aligned(v);
+    o_element *to = (o_element *)v.address + b * v.batch + h * v.head + kv * v.row;
+    bool vectors = view_aligned<o_element>(v);
     float nan_if_non_finite = 0.0f;
 #pragma unroll 1
     for (int column = 0; column < COLUMNS; column += 16) {

@@ -133,21 +133,20 @@ __device__ __forceinline__ void round_dq_tile(const attune_cuda_arguments &a, co
     if (nan_if_non_finite != 0.0f)
         *(volatile int *)g.redo = 1;
     __syncthreads();
-    element *out = (element *)g.d_q.address + b * g.d_q.batch + h * g.d_q.head;
-    bool vector = view_aligned(g.d_q);
+    o_element *out = (o_element *)g.d_q.address + b * g.d_q.batch + h * g.d_q.head;
+    bool vector = view_aligned<o_element>(g.d_q);
     constexpr int CHUNKS = (sm90::WIDE ? COLUMNS : HEAD_DIM + 7) / 8;
     for (int i = (int)threadIdx.x; i < BLOCK_M * CHUNKS; i += 256) {
         int row = i / CHUNKS, d = i % CHUNKS * 8 + half * COLUMNS;
         if (q0 + row >= a.q_len || d >= HEAD_DIM)
             continue;
         const float *from = tile + row * PITCH + d - half * COLUMNS;
-        element *to = out + (q0 + row) * g.d_q.row + d;
+        o_element *to = out + (q0 + row) * g.d_q.row + d;
         if (vector && d + 8 <= HEAD_DIM) {
-            *(uint4 *)to = make_uint4(pack(from[0], from[1]), pack(from[2], from[3]), pack(from[4], from[5]),
-                                      pack(from[6], from[7]));
+            store_eight(to, from);
         } else {
             for (int j = 0; j < 8 && d + j < HEAD_DIM; j++)
-                to[j] = (element)pack(from[j], 0.0f);
+                store_output(to + j, from[j]);
         }
     }
 }

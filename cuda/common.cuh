@@ -23,6 +23,7 @@ template <> struct storage<ATTUNE_CUDA_F32> {
 typedef storage<config::DTYPE>::type element;
 typedef storage<config::Q_DTYPE>::type q_element;
 typedef storage<config::O_DTYPE>::type o_element;
+constexpr bool O_FLOAT32 = config::O_DTYPE == ATTUNE_CUDA_F32; /* the outputs are f32 */
 
 constexpr int HEAD_DIM = config::HEAD_DIM, HEAD_DIM_V = config::HEAD_DIM_V;
 constexpr int BLOCK_M = config::BLOCK_M, BLOCK_N = config::BLOCK_N, STAGES = config::NUM_STAGES;
@@ -252,6 +253,51 @@ template <typename T = element> __device__ __forceinline__ bool view_aligned(con
 {
     u64 bytes = sizeof(T);
     return ((v.address | (u64)v.batch * bytes | (u64)v.head * bytes | (u64)v.row * bytes) & 15) == 0;
+}
+
+/* Whether every element of even index begins at a multiple of two elements, as stores of two need. */
+template <typename T> __device__ __forceinline__ bool view_paired(const attune_cuda_view &v)
+{
+    constexpr u64 BYTES = sizeof(T);
+    return ((v.address | (u64)(v.batch | v.head | v.row) * BYTES) & (2 * BYTES - 1)) == 0;
+}
+
+/* Stores x as an output. */
+__device__ __forceinline__ void store_output(o_element *to, float x)
+{
+    if constexpr (O_FLOAT32)
+        *to = x;
+    else
+        *to = (o_element)pack<config::O_DTYPE>(x, 0.0f);
+}
+
+/* Stores two adjacent outputs. paired: of view_paired. */
+__device__ __forceinline__ void store_outputs(o_element *to, float x, float y, bool paired)
+{
+    if constexpr (O_FLOAT32) {
+        if (paired)
+            *(float2 *)to = make_float2(x, y);
+        else
+            to[0] = x, to[1] = y;
+    } else {
+        u32 two = pack<config::O_DTYPE>(x, y);
+        if (paired)
+            *(u32 *)to = two;
+        else
+            to[0] = (o_element)two, to[1] = (o_element)(two >> 16);
+    }
+}
+
+/* Stores eight adjacent outputs, from a multiple of 16 bytes on. */
+__device__ __forceinline__ void store_eight(o_element *to, const float *x)
+{
+    if constexpr (O_FLOAT32) {
+        ((float4 *)to)[0] = make_float4(x[0], x[1], x[2], x[3]);
+        ((float4 *)to)[1] = make_float4(x[4], x[5], x[6], x[7]);
+    } else {
+        *(uint4 *)to = make_uint4(pack<config::O_DTYPE>(x[0], x[1]), pack<config::O_DTYPE>(x[2], x[3]),
+                                  pack<config::O_DTYPE>(x[4], x[5]), pack<config::O_DTYPE>(x[6], x[7]));
+    }
 }
 
 /* x, opaque to the compiler: values that follow from it, such as the reciprocal for a division, are not kept in

@@ -237,7 +237,8 @@ __device__ float attune_score_slope_near_of(ATTUNE_PAIR, ATTUNE_OF_TERMS ATTUNE_
 #endif
 
 struct config {
-    /* The problem. q and o may have other dtypes than k and v; the matrix products use that of k and v. */
+    /* The problem. q and the outputs (o, or d_q, d_k and d_v) may have other dtypes than k and v; the matrix products
+     * use that of k and v. */
     static constexpr int DTYPE = ATTUNE_DTYPE, Q_DTYPE = ATTUNE_Q_DTYPE, O_DTYPE = ATTUNE_O_DTYPE;
     static constexpr int K_TYPE = ATTUNE_K_TYPE, V_TYPE = ATTUNE_V_TYPE; /* of a cache */
     static constexpr int HEAD_DIM = ATTUNE_HEAD_DIM, HEAD_DIM_V = ATTUNE_HEAD_DIM_V;

@@ -70,7 +70,7 @@ __device__ __forceinline__ void transpose_words(u32 (&x)[4], int lane)
 }
 
 /* Eight columns of a row, from d on. */
-__device__ __forceinline__ void store_dq_words(element *to, const u32 (&x)[4], int d, bool vector)
+__device__ __forceinline__ void store_dq_words(o_element *to, const u32 (&x)[4], int d, bool vector)
 {
     if (vector && d + 8 <= HEAD_DIM) {
         *(uint4 *)to = make_uint4(x[0], x[1], x[2], x[3]);
@@ -79,16 +79,36 @@ __device__ __forceinline__ void store_dq_words(element *to, const u32 (&x)[4], i
 #pragma unroll
     for (int i = 0; i < 8; i++)
         if (d + i < HEAD_DIM)
-            to[i] = (element)(x[i / 2] >> i % 2 * 16);
+            to[i] = (o_element)(x[i / 2] >> i % 2 * 16);
 }
 
 /* Parts of a tile of rows: the fragments of one warp of each consumer warp group. */
 constexpr int DQ_PARTS = 4;
 
+/* A step in f32: what the thread has of two fragments of 8 columns, or of 8 rows, which fill 32 bytes of a row without
+ * an exchange; or the 8 columns that it has. row, d: of the first value. */
+__device__ __forceinline__ void store_fragments(const attune_cuda_arguments &a, const attune_cuda_backward &g,
+                                                const float4 (&x)[2], o_element *to, int row, int d)
+{
+    const float values[8] = {x[0].x * a.scale, x[0].y * a.scale, x[0].z * a.scale, x[0].w * a.scale,
+                             x[1].x * a.scale, x[1].y * a.scale, x[1].z * a.scale, x[1].w * a.scale};
+    if (backward::DQ_THREAD_ROWS && row < a.q_len && d + 8 <= HEAD_DIM && view_aligned<o_element>(g.d_q)) {
+        store_eight(to + row * g.d_q.row + d, values);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        int across = backward::DQ_THREAD_ROWS ? 0 : backward::DQ_TRANSPOSED ? i / 4 * 8 + i % 2 : i % 4 / 2 * 8;
+        int along = backward::DQ_THREAD_ROWS ? i : backward::DQ_TRANSPOSED ? i % 4 / 2 * 8 : i / 4 * 8 + i % 2;
+        if (row + across < a.q_len && d + along < HEAD_DIM)
+            store_output(to + (row + across) * g.d_q.row + d + along, values[i]);
+    }
+}
+
 /* A step: from two fragments of 8 columns the lane's 8 columns of a row, whose words four lanes exchange; or the 8
  * columns that the thread has. */
 __device__ __forceinline__ void round_fragments(const attune_cuda_arguments &a, const attune_cuda_backward &g,
-                                                const float4 (&x)[2], element *to, int row, int d)
+                                                const float4 (&x)[2], o_element *to, int row, int d)
 {
     u32 words[4];
     float nan_if_non_finite = 0.0f;
@@ -101,6 +121,10 @@ __device__ __forceinline__ void round_fragments(const attune_cuda_arguments &a, 
     }
     if (nan_if_non_finite != 0.0f)
         *(volatile int *)g.redo = 1;
+    if constexpr (O_FLOAT32) {
+        store_fragments(a, g, x, to, row, d);
+        return;
+    }
     if constexpr (backward::DQ_TRANSPOSED)
 #pragma unroll
         for (int i = 0; i < 4; i++)
@@ -108,7 +132,7 @@ __device__ __forceinline__ void round_fragments(const attune_cuda_arguments &a, 
     if constexpr (!backward::DQ_THREAD_ROWS)
         transpose_words(words, thread_index_remat() % 32);
     if (row < a.q_len && d < HEAD_DIM)
-        store_dq_words(to + row * g.d_q.row + d, words, d, view_aligned(g.d_q));
+        store_dq_words(to + row * g.d_q.row + d, words, d, view_aligned<o_element>(g.d_q));
 }
 
 /* 10: scale and round dQ. MOST: steps whose loads are in flight together. The warps of the producer have few registers:
@@ -143,11 +167,16 @@ __device__ __forceinline__ void round_dq(const attune_cuda_arguments &a, const a
         int lane = thread_index_remat() % 32;
         const float4 *from = (const float4 *)dq_sums_of(g, workspace_row(a, g, b, h, row), 0) + part * 32 + lane;
         make_opaque(from);
-        /* The lane's columns after the exchange: fragment lane % 4 / 2 of the two, half lane % 2 of the warp's 16. */
+        /* The lane's columns after the exchange: fragment lane % 4 / 2 of the two, half lane % 2 of the warp's 16. In
+         * f32, without one: the first value of its fragments. */
         row += backward::DQ_THREAD_ROWS ? part * 32 + lane
+               : O_FLOAT32              ? (BY_ROWS ? lane % 4 * 2 : part * 16 + lane / 4)
                                         : lane / 4 + (BY_ROWS ? lane % 4 / 2 * 8 : part * 16 + lane % 2 * 8);
-        int d = backward::DQ_THREAD_ROWS ? 0 : BY_ROWS ? part * 16 + lane % 2 * 8 : lane % 4 / 2 * 8;
-        element *out = (element *)g.d_q.address + b * g.d_q.batch + h * g.d_q.head;
+        int d = backward::DQ_THREAD_ROWS ? 0
+                : O_FLOAT32              ? (BY_ROWS ? part * 16 + lane / 4 : lane % 4 * 2)
+                : BY_ROWS                ? part * 16 + lane % 2 * 8
+                                         : lane % 4 / 2 * 8;
+        o_element *out = (o_element *)g.d_q.address + b * g.d_q.batch + h * g.d_q.head;
         make_opaque(out);
 #pragma unroll 1
         for (int step = 0; step < backward::DQ_GROUPS * STEPS; step += MANY) {

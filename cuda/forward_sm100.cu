@@ -333,8 +333,8 @@ __device__ __forceinline__ void store_sums(const attune_cuda_arguments &a, const
 __device__ __forceinline__ void store(const row_state &state, u32 o, const attune_cuda_arguments &a,
                                       const tile_coord &p, int row, float factor)
 {
-    element *to = (element *)a.o.address + p.b * a.o.batch + p.h * a.o.head + row * a.o.row;
-    bool vectors = ((a.o.address | (u64)(a.o.batch | a.o.head | a.o.row) * sizeof(element)) & 15) == 0;
+    o_element *to = (o_element *)a.o.address + p.b * a.o.batch + p.h * a.o.head + row * a.o.row;
+    bool vectors = view_aligned<o_element>(a.o);
     float sum = state.row_sum, inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
     bool fully_masked = sum == 0.0f;
 #pragma unroll 1
@@ -360,7 +360,7 @@ __device__ __forceinline__ void store_fully_masked(const attune_cuda_arguments &
 {
     if (row >= a.q_len)
         return;
-    element *to = (element *)a.o.address + p.b * a.o.batch + p.h * a.o.head + row * a.o.row;
+    o_element *to = (o_element *)a.o.address + p.b * a.o.batch + p.h * a.o.head + row * a.o.row;
 #pragma unroll 1
     for (int d = 0; d < HEAD_DIM_V; d++)
         to[d] = 0;

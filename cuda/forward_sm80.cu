@@ -207,9 +207,8 @@ __device__ __forceinline__ u32 store(float (&o)[ROW_TILES][DV_TILES][4], const f
 {
     int lane = (int)threadIdx.x % 32;
     u32 non_finite = 0;
-    constexpr u64 BYTES = sizeof(o_element);
     o_element *base = (o_element *)a.o.address + p.b * a.o.batch + p.h * a.o.head;
-    bool paired = ((a.o.address | (u64)(a.o.batch | a.o.head | a.o.row) * BYTES) & (2 * BYTES - 1)) == 0;
+    bool paired = view_paired<o_element>(a.o);
 #pragma unroll
     for (int r = 0; r < ROW_TILES; r++)
 #pragma unroll
@@ -237,18 +236,7 @@ __device__ __forceinline__ u32 store(float (&o)[ROW_TILES][DV_TILES][4], const f
                 float x = o[r][d][2 * half] * inverse, y = o[r][d][2 * half + 1] * inverse;
                 if constexpr (HAVE_MASK)
                     probe = __fmaf_rn(x, 0.0f, __fmaf_rn(y, 0.0f, probe));
-                if constexpr (config::O_DTYPE == ATTUNE_CUDA_F32) {
-                    if (paired)
-                        *(float2 *)(to + column) = make_float2(x, y);
-                    else
-                        to[column] = (o_element)x, to[column + 1] = (o_element)y;
-                } else {
-                    u32 two = pack<config::O_DTYPE>(x, y);
-                    if (paired)
-                        *(u32 *)(to + column) = two;
-                    else
-                        to[column] = (o_element)two, to[column + 1] = (o_element)(two >> 16);
-                }
+                store_outputs(to + column, x, y, paired);
             }
             if (HAVE_MASK && probe != 0.0f && finite(sum))
                 non_finite |= 1u << (r * 2 + half);

@@ -211,15 +211,16 @@ __device__ __forceinline__ void transpose_4x4(u32 (&w)[4])
     }
 }
 
-/* 7: store O and LSE. vectors: rows are aligned for stores of 16 bytes; paired: for 4 bytes. */
+/* 7: store O and LSE. vectors: rows are aligned for stores of 16 bytes; paired: of two elements. In f32 four threads
+ * store 32 bytes of a row, so that none are exchanged. */
 __device__ __forceinline__ void store(float (&o)[sm90::WIDTH_DV / 2], const float (&row_max)[2],
                                       const float (&row_sum)[2], const attune_cuda_arguments &a, const tile_coord &p,
                                       int row, float factor)
 {
     int lane = (int)threadIdx.x % 32;
-    element *base = (element *)a.o.address + p.b * a.o.batch + p.h * a.o.head;
-    u64 alignment = a.o.address | (u64)(a.o.batch | a.o.head | a.o.row) * sizeof(element);
-    bool paired = alignment % 4 == 0, vectors = alignment % 16 == 0;
+    o_element *base = (o_element *)a.o.address + p.b * a.o.batch + p.h * a.o.head;
+    bool paired = view_paired<o_element>(a.o), vectors = O_FLOAT32 ? paired : view_aligned<o_element>(a.o);
+    constexpr int TOGETHER = O_FLOAT32 ? 1 : 4, AT_ONCE = HEAD_DIM_V / 8 / TOGETHER * TOGETHER; /* fragments */
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float sum = row_sum[half];
@@ -232,10 +233,16 @@ __device__ __forceinline__ void store(float (&o)[sm90::WIDTH_DV / 2], const floa
 #pragma unroll
             for (int d = 0; d < sm90::WIDTH_DV / 8; d++)
                 o[d * 4 + half * 2] = o[d * 4 + half * 2 + 1] = 0.0f;
-        element *thread_row = base + q * a.o.row + lane % 4 * 2;
-        if (vectors) {
+        o_element *thread_row = base + q * a.o.row + lane % 4 * 2;
+        if (O_FLOAT32 && vectors && q < a.q_len) {
 #pragma unroll
-            for (int d = 0; d + 4 <= HEAD_DIM_V / 8; d += 4) {
+            for (int d = 0; d < AT_ONCE; d++)
+                store_outputs(thread_row + d * 8, o[d * 4 + half * 2] * inverse, o[d * 4 + half * 2 + 1] * inverse,
+                              true);
+        }
+        if (!O_FLOAT32 && vectors) {
+#pragma unroll
+            for (int d = 0; d < AT_ONCE; d += 4) {
                 u32 w[4];
 #pragma unroll
                 for (int i = 0; i < 4; i++)
@@ -247,21 +254,15 @@ __device__ __forceinline__ void store(float (&o)[sm90::WIDTH_DV / 2], const floa
         }
         if (q >= a.q_len)
             continue;
-        if (!vectors || HEAD_DIM_V % 32) {
+        if (!vectors || HEAD_DIM_V % (8 * TOGETHER)) {
             /* Seldom needed, so short: O rotates in a loop that is not unrolled, instead of WIDTH_DV / 8 copies. */
 #pragma unroll 1
             for (int d = 0; d < sm90::WIDTH_DV / 8; d++) {
                 int left = HEAD_DIM_V - d * 8 - lane % 4 * 2;
-                if ((!vectors || d >= HEAD_DIM_V / 32 * 4) && left > 0) {
-                    u32 two = pack(o[half * 2] * inverse, o[half * 2 + 1] * inverse);
-                    if (paired && HEAD_DIM_V % 2 == 0) {
-                        *(u32 *)(thread_row + d * 8) = two;
-                    } else {
-                        thread_row[d * 8] = (element)two;
-                        if (left > 1)
-                            thread_row[d * 8 + 1] = (element)(two >> 16);
-                    }
-                }
+                if ((!vectors || d >= AT_ONCE) && left > 1)
+                    store_outputs(thread_row + d * 8, o[half * 2] * inverse, o[half * 2 + 1] * inverse, paired);
+                else if ((!vectors || d >= AT_ONCE) && left > 0)
+                    store_output(thread_row + d * 8, o[half * 2] * inverse);
                 float first[4] = {o[0], o[1], o[2], o[3]};
 #pragma unroll
                 for (int i = 0; i < sm90::WIDTH_DV / 2; i++)
@@ -287,13 +288,13 @@ __device__ __forceinline__ void store_fully_masked(const attune_cuda_arguments &
 {
     int first = (int)threadIdx.x % 4;
     row_total total = row_total_of(a, p.h, -ATTUNE_INF, 0.0f);
-    u32 zeros = pack(0.0f * total.sum, 0.0f); /* or NaN, by a sink */
+    float zero = 0.0f * total.sum; /* or NaN, by a sink */
 #pragma unroll 1
     for (int q = row; q < min(row + 16, a.q_len); q += 8) {
-        element *o_row = (element *)a.o.address + p.b * a.o.batch + p.h * a.o.head + q * a.o.row;
+        o_element *o_row = (o_element *)a.o.address + p.b * a.o.batch + p.h * a.o.head + q * a.o.row;
 #pragma unroll 1
         for (int d = first; d < HEAD_DIM_V; d += 4)
-            o_row[d] = (element)zeros;
+            store_output(o_row + d, zero);
         if (first)
             continue;
         if (a.lse.address)

@@ -307,7 +307,8 @@ __device__ __forceinline__ lane_work lane_work_of(const attune_cuda_merge &a)
     return {row_coord_of(a, row), lane, in_range, in_range && 8 * lane < a.columns};
 }
 
-template <int TYPE, int PARTS> __device__ __forceinline__ void merge_vectors(const attune_cuda_merge &a)
+/* TYPE: of the parts; TO: of the result. */
+template <int TYPE, int TO, int PARTS> __device__ __forceinline__ void merge_vectors(const attune_cuda_merge &a)
 {
     const lane_work t = lane_work_of(a);
     float weights[PARTS];
@@ -345,7 +346,7 @@ template <int TYPE, int PARTS> __device__ __forceinline__ void merge_vectors(con
     for (int j = 0; j < 8; j++)
         x[j] = empty ? 0.0f : x[j] * factor;
     if (t.active)
-        store_chunk<TYPE>(a.o, t.p, t.lane, x);
+        store_chunk<TO>(a.o, t.p, t.lane, x);
     __syncwarp();
     if (t.in_range && t.lane == 0 && a.lse.address)
         *lse_at(a.lse, t.p) = sum == 0.0f ? EMPTY : m + logf(sum);
@@ -403,7 +404,7 @@ template <int TYPE, int PARTS> __device__ __forceinline__ void backward_vectors(
     extern "C" __global__ void __launch_bounds__(ATTUNE_CUDA_MERGE_THREADS)                                            \
         attune_merge_##type##_##parts(const __grid_constant__ attune_cuda_merge a)                                     \
     {                                                                                                                  \
-        merge_vectors<number, parts>(a);                                                                               \
+        merge_vectors<number, number, parts>(a);                                                                       \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(ATTUNE_CUDA_MERGE_THREADS)                                            \
         attune_merge_backward_##type##_##parts(const __grid_constant__ attune_cuda_merge a)                            \
@@ -418,3 +419,13 @@ VECTORS(bf16, 2, 8)
 VECTORS(f32, 3, 2)
 VECTORS(f32, 3, 8)
 VECTORS(any, 0, 8)
+
+#define ROUNDED(type, number)                                                                                          \
+    extern "C" __global__ void __launch_bounds__(ATTUNE_CUDA_MERGE_THREADS)                                            \
+        attune_merge_##type##_of_f32_2(const __grid_constant__ attune_cuda_merge a)                                    \
+    {                                                                                                                  \
+        merge_vectors<3, number, 2>(a);                                                                                \
+    }
+
+ROUNDED(f16, 1)
+ROUNDED(bf16, 2)

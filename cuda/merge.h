@@ -4,8 +4,9 @@
  * The grid has ceil(rows / ATTUNE_CUDA_MERGE_ROWS) CTAs of ATTUNE_CUDA_MERGE_THREADS threads; a warp merges one row.
  *
  * attune_merge_TYPE_PARTS and attune_merge_backward_TYPE_PARTS, with TYPE f16, bf16, f32 or any (any mixture) and PARTS
- * 2 or 8, access 8 columns at once. They need at most ATTUNE_CUDA_MERGE_COLUMNS columns, a multiple of 8, and addresses
- * and strides of o and d_o that are multiples of 16 bytes. 1 << lane_bits lanes merge one row.
+ * 2 or 8, and attune_merge_TYPE_of_f32_2, of f32 parts to an o of f16 or bf16, access 8 columns at once. They need at
+ * most ATTUNE_CUDA_MERGE_COLUMNS columns, a multiple of 8, and addresses and strides of o and d_o that are multiples of
+ * 16 bytes. 1 << lane_bits lanes merge one row.
  */
 #ifndef ATTUNE_CUDA_MERGE_H
 #define ATTUNE_CUDA_MERGE_H

@@ -31,11 +31,7 @@ __device__ __forceinline__ void store_column(const attune_cuda_arguments &a, con
                                              float sum)
 {
     value = sum != 0.0f ? value * (1.0f / sum) : a.is_partial ? value : 0.0f;
-    o_element *to = (o_element *)a.o.address + p.b * a.o.batch + p.h * a.o.head + p.q * a.o.row + d;
-    if constexpr (config::O_DTYPE == ATTUNE_CUDA_F32)
-        *to = value;
-    else
-        *to = (o_element)pack<config::O_DTYPE>(value, 0.0f);
+    store_output((o_element *)a.o.address + p.b * a.o.batch + p.h * a.o.head + p.q * a.o.row + d, value);
 }
 
 /* LSE is that of a maximum and a sum, which may have the sink; row_max and row_sum do not. In natural units. */

@@ -352,9 +352,8 @@ template <int TILES, int DIM>
 __device__ __forceinline__ void store(const float (&sum)[ROW_TILES][TILES][4], const attune_cuda_view &to, int b, int h,
                                       int first, int limit, int from, float scale)
 {
-    element *base = (element *)to.address + b * to.batch + h * to.head;
-    bool paired =
-        ((to.address | (u64)(to.batch | to.head | to.row) * sizeof(element)) & (2 * sizeof(element) - 1)) == 0;
+    o_element *base = (o_element *)to.address + b * to.batch + h * to.head;
+    bool paired = view_paired<o_element>(to);
 #pragma unroll
     for (int r = 0; r < ROW_TILES; r++)
 #pragma unroll
@@ -362,25 +361,13 @@ __device__ __forceinline__ void store(const float (&sum)[ROW_TILES][TILES][4], c
             int row = first + r * 16 + half * 8;
             if (row >= limit)
                 continue;
-            element *row_base = base + row * to.row;
+            o_element *row_base = base + row * to.row;
 #pragma unroll
             for (int d = 0; d < TILES; d++) {
                 int column = from + d * 8 + thread_index_remat() % 4 * 2;
                 if (DIM % config::PADDING && from + d * 8 >= DIM)
                     continue;
-                float x = sum[r][d][2 * half] * scale, y = sum[r][d][2 * half + 1] * scale;
-                if constexpr (FLOAT32) {
-                    if (paired)
-                        *(float2 *)(row_base + column) = make_float2(x, y);
-                    else
-                        row_base[column] = (element)x, row_base[column + 1] = (element)y;
-                } else {
-                    u32 two = pack(x, y);
-                    if (paired)
-                        *(u32 *)(row_base + column) = two;
-                    else
-                        row_base[column] = (element)two, row_base[column + 1] = (element)(two >> 16);
-                }
+                store_outputs(row_base + column, sum[r][d][2 * half] * scale, sum[r][d][2 * half + 1] * scale, paired);
             }
         }
 }

@@ -94,28 +94,24 @@ __device__ __forceinline__ void store_gradient(const float (&d)[WIDTH / 2], cons
 {
     float nan_if_non_finite = 0.0f;
     int lane = thread_index() % 32;
-    element *base = (element *)v.address + b * v.batch + h * v.head;
-    bool paired = ((v.address | (u64)(v.batch | v.head | v.row) * sizeof(element)) & 3) == 0;
+    o_element *base = (o_element *)v.address + b * v.batch + h * v.head;
+    bool paired = view_paired<o_element>(v);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         int kv = row + half * 8;
         if (kv >= rows)
             continue;
-        element *to = base + kv * v.row + first + lane % 4 * 2;
+        o_element *to = base + kv * v.row + first + lane % 4 * 2;
 #pragma unroll
         for (int n = 0; n < WIDTH / 8; n++) {
             nan_if_non_finite =
                 __fmaf_rn(d[n * 4 + half * 2], 0.0f, __fmaf_rn(d[n * 4 + half * 2 + 1], 0.0f, nan_if_non_finite));
             if (first + n * 8 >= COLUMNS || (COLUMNS % 8 && first + n * 8 + lane % 4 * 2 >= COLUMNS))
                 continue;
-            u32 two = pack(d[n * 4 + half * 2] * factor, d[n * 4 + half * 2 + 1] * factor);
-            if (paired && COLUMNS % 2 == 0) {
-                *(u32 *)(to + n * 8) = two;
-            } else {
-                to[n * 8] = (element)two;
-                if (COLUMNS % 2 == 0 || first + n * 8 + lane % 4 * 2 + 1 < COLUMNS)
-                    to[n * 8 + 1] = (element)(two >> 16);
-            }
+            if (COLUMNS % 2 == 0 || first + n * 8 + lane % 4 * 2 + 1 < COLUMNS)
+                store_outputs(to + n * 8, d[n * 4 + half * 2] * factor, d[n * 4 + half * 2 + 1] * factor, paired);
+            else
+                store_output(to + n * 8, d[n * 4 + half * 2] * factor);
         }
     }
     finite = finite && nan_if_non_finite == 0.0f;

@@ -198,8 +198,8 @@ layout(local_size_x_id = ATTUNE_VULKAN_THREADS_ID) in;
                 uint r = i / groups, g = i % groups, row = team_row + r;                                               \
                 uint tile = t0 + g / (MATRIX_N / 4u), column = (member * (tiles) + t0) * MATRIX_N + 4u * g;            \
                 if (row < outer.rows && tile < tiles && column < size)                                                 \
-                    store4(address_add(address_step(out_plane, outer.row0 + row, tensor.stride_row),                   \
-                                       column *ELEMENT_BYTES),                                                         \
+                    store4(O_TYPE, address_add(address_step(out_plane, outer.row0 + row, tensor.stride_row),                   \
+                                       column * bytes_of(O_TYPE)),                                                         \
                            out_aligned, uintBitsToFloat(memory[out_at + r * OUT_STRIDE + g]) * by);                    \
             }                                                                                                          \
         }                                                                                                              \

@@ -17,7 +17,8 @@ CONSTANT(8, bool, CAPTURES, false) /* backward: capture gradients may be request
 CONSTANT(9, bool, PRESCALE, false) /* the scale is in Q; not with cooperative matrices */
 CONSTANT(10, bool, ALIGNED, false) /* all tensors are, which saves testing flags, and drivers the other branch */
 CONSTANT(11, bool, PACKED, false)  /* tiles have rows of several heads; never in backward */
-/* Forward: the types of q and o. The module has that of k and v, to which cooperative matrices round q. */
+/* Forward: the types of q and o. The module has that of k and v, to which cooperative matrices round q. Backward:
+ * O_TYPE is that of d_q, d_k and d_v. */
 CONSTANT(12, uint, Q_TYPE, 0)
 CONSTANT(13, uint, O_TYPE, 0)
 /* Of modules with SERVING: the types of k and v. */

@@ -135,7 +135,7 @@ vec4 d_uniform = vec4(0.0); /* gradients of capture elements that all pairs read
         [[dont_unroll]] for (uint chunk = 0u; chunk < chunks; chunk++) {                                               \
             uint column = chunk * COLUMNS + lane * ELEMENTS;                                                           \
             [[dont_unroll]] for (uint e = 0u; e < ELEMENTS && column < size; e += 2u)                                  \
-                store2(address_add(to, (column + e) * ELEMENT_BYTES),                                                  \
+                store2(address_add(to, (column + e) * bytes_of(O_TYPE)),                                                  \
                        factor *vec2(from[(chunk * ELEMENTS + e) * BLOCK_M + r],                                        \
                                     from[(chunk * ELEMENTS + e + 1u) * BLOCK_M + r]));                                 \
         }                                                                                                              \
@@ -143,15 +143,13 @@ vec4 d_uniform = vec4(0.0); /* gradients of capture elements that all pairs read
 
 void store2(const in uvec2 to, const in vec2 value)
 {
-    if (ALIGNED) {
-#if ELEMENT == 0
+    if (ALIGNED && O_TYPE == F32) {
         OutWord64(pack64(to)).value = pack64(floatBitsToUint(value));
-#else
-        OutWord(to).value = pack(value.x, value.y);
-#endif
+    } else if (ALIGNED) {
+        OutWord(to).value = pack(O_TYPE, value.x, value.y);
     } else {
-        store_element(to, value.x);
-        store_element(address_add(to, ELEMENT_BYTES), value.y);
+        store_element(O_TYPE, to, value.x);
+        store_element(O_TYPE, address_add(to, bytes_of(O_TYPE)), value.y);
     }
 }
 

@@ -6,7 +6,6 @@
 #include "bench/timing/messages.h"
 #include "bench/timing/predict.h"
 #include "bench/timing/share.h"
-#include "tests/oracle/segments.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -30,7 +29,6 @@ typedef struct ranks_work {
 /* The times of a call, of a call without its messages, and of its messages alone. */
 typedef struct ranks_times {
     measurement call, computing, exchange;
-    double rounding; /* of partial results: what is added to the bound of errors */
 } ranks_times;
 
 /* Ranks that wait for the calls that rank 0 begins. */
@@ -217,8 +215,6 @@ static bool measure_ranks(const ranks_work *work, const attune_partition *partit
     const bool linked = links_make(work->instance, work->ranks, ranks, work->threads, &c->links, row);
     if (linked)
         rank_group_run(&c->links.group, run_rank, c);
-    for (uint32_t r = 0; linked && r < ranks && ranks > 1 && times->rounding <= 0; r++)
-        times->rounding = segments_rounding(c->links.devices[r], &work->setup->a);
     const bool good = c->measured && c->status == ATTUNE_OK;
     const bool unsupported = c->status == ATTUNE_UNSUPPORTED || c->status == ATTUNE_UNAVAILABLE;
     if (c->status != ATTUNE_OK)
@@ -388,7 +384,7 @@ void row_ranks(attune_instance *instance, attune_device *device, const workload 
                const row_options *options, report_row *row)
 {
     ranks_setup s;
-    ranks_times alone = {.rounding = 0}, all = {.rounding = 0};
+    ranks_times alone = {0}, all = {0};
     name_devices(ranks, row);
     bool good = ranks_setup_make(instance, device, w, ranks->count, ranks->layout, options, &s, row);
     const uint32_t threads = row->threads / ranks->count;
@@ -405,7 +401,7 @@ void row_ranks(attune_instance *instance, attune_device *device, const workload 
     if (options->pass == ROW_DECODE)
         row->received_bytes = row->exchanged_bytes;
     if (good && options->check)
-        good = row_check_o(&s.a, &s.o, options->seed, all.rounding, row);
+        good = row_check_o(&s.a, &s.o, options->seed, 0, row);
     if (good && options->check && options->pass == ROW_BACKWARD)
         (void)row_check_identities(&s.a, &s.o, &s.gradients.d_o, &s.gradients.d_q, &s.gradients.d_k, &s.gradients.d_v,
                                    row);

@@ -207,8 +207,8 @@ ATTUNE_API uint64_t attune_distributed_workspace_size(const attune_distributed *
  * opposite. In expressions b, h, q, kv, q_len and kv_len are those of the whole sequence; captures are whole on every
  * rank. mask and segments must be NULL. The first byte of the workspace must be aligned to 8 bytes on the CPU.
  *
- * The own keys are computed while keys of others arrive, then those; the two results, in f32 on the CPU and of o's type
- * elsewhere, are merged. Repeated calls give bitwise equal results. On one rank they are those of attune_forward.
+ * The own keys are computed while keys of others arrive, then those; the two results, in f32 (f64 if o is), are merged.
+ * Repeated calls give bitwise equal results. On one rank they are those of attune_forward.
  *
  * A call that fails calls transport.abort, so that no rank waits for this one. Afterwards the object can only be
  * destroyed. One call at a time for each object; otherwise as attune_forward, except that with a transport whose
@@ -225,7 +225,7 @@ ATTUNE_API attune_status attune_distributed_forward(attune_distributed *distribu
  * keys (d_k, d_v) have buffer NULL.
  *
  * Keys are sent again. Gradients of keys that other ranks needed are returned to the rank that has the keys, and summed
- * there in the order of ranks: in f32 if all ranks are CPUs, and otherwise of k's type.
+ * there in the order of ranks, in f32 (f64 if k is) until the sum is rounded.
  *
  * Gradients of captures are summed over all ranks: each adds the whole sum, with the same bits, to the contents of its
  * capture_gradients; those of sinks likewise are the whole sum. All ranks must ask for the same capture_gradients,
@@ -280,8 +280,8 @@ ATTUNE_API uint64_t attune_decode_workspace_size(const attune_decode *decode);
  * a rank without queries (q, o, lse) or without keys (k, v) have buffer NULL. In expressions b, h, q, kv, q_len and
  * kv_len are those of all ranks together; captures are whole on every rank.
  *
- * Queries are sent to all ranks that have keys. Results over the keys of each rank, in f32 if all ranks are CPUs and
- * otherwise of o's type, and their LSE are returned and merged in the order of ranks: repeated calls give bitwise equal
+ * Queries are sent to all ranks that have keys. Results over the keys of each rank, in f32 (f64 if o is), and their LSE
+ * are returned and merged in the order of ranks: repeated calls give bitwise equal
  * results, and on one rank those of attune_forward. Otherwise as attune_distributed_forward.
  */
 ATTUNE_API attune_status attune_distributed_decode(attune_decode *decode, attune_queue *queue,

@@ -434,7 +434,7 @@ attune_backward(ATTUNE_KERNEL_PARAMETERS ATTUNE_BACKWARD_PARAMETERS ATTUNE_KERNE
         for (uint i = w.id; i < w.outer.rows * TX; i += THREADS) {
             const uint r = i / TX, column = 4u * (i % TX + TX * t);
             if (column < HEAD_DIM)
-                store4(TYPE, x_rows + (long)r * args.D_X.stride_row + column * bytes_of(TYPE), out_aligned,
+                store4(O_TYPE, x_rows + (long)r * args.D_X.stride_row + column * bytes_of(O_TYPE), out_aligned,
                        s[r * S_STRIDE + i % TX] * args.scale);
         }
     }
@@ -449,7 +449,7 @@ attune_backward(ATTUNE_KERNEL_PARAMETERS ATTUNE_BACKWARD_PARAMETERS ATTUNE_KERNE
         for (uint i = w.id; i < w.outer.rows * TX; i += THREADS) {
             const uint r = i / TX, column = 4u * (i % TX + TX * t);
             if (column < HEAD_DIM_V)
-                store4(TYPE, y_rows + (long)r * args.d_v.stride_row + column * bytes_of(TYPE), out_aligned,
+                store4(O_TYPE, y_rows + (long)r * args.d_v.stride_row + column * bytes_of(O_TYPE), out_aligned,
                        s[r * S_STRIDE + i % TX]);
         }
     }

@@ -118,7 +118,7 @@ ATTUNE_FUNCTION void store_rows(const rows *from, const outer_tile *outer, __glo
                 for (uint c = 0u; c < size; c += 4u) {
                     const uint at = (c * VECTORS + i) * WIDTH + w;
                     const float4 value = (float4)(in[at], in[at + step], in[at + 2u * step], in[at + 3u * step]);
-                    store4(TYPE, to + (long)row * stride + (long)(c * bytes_of(TYPE)), aligned, value * factor);
+                    store4(O_TYPE, to + (long)row * stride + (long)(c * bytes_of(O_TYPE)), aligned, value * factor);
                 }
         }
 }

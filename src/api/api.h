@@ -61,6 +61,9 @@ const attune__backend *attune__backend_find(attune_backend kind);
 /* Initialises a plan except its device and programs. Requires attune__plan_finish, also on failure. */
 attune_status attune__plan_init(attune_plan *plan, const attune_limits *limits, const attune_problem *problem,
                                 const attune_kernel_options *options);
+/* attune_plan_create; partial: calls write partial results, of attune__shape_output. */
+attune_status attune__plan_create(attune_device *device, const attune_problem *problem,
+                                  const attune_kernel_options *options, bool partial, attune_plan **plan);
 /* Releases everything that attune__plan_init retained and allocated. */
 void attune__plan_finish(attune_plan *plan);
 /* Fills the descriptions of a plan's programs and returns their number; short_shape is referenced by the second. */

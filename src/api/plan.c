@@ -158,12 +158,14 @@ static attune_status create_programs(attune_plan *plan, uint32_t *invocations)
     return device->backend->programs_create(device, descs, count, plan->programs);
 }
 
-static attune_status prepare(attune_plan *plan, const attune_problem *problem, const attune_kernel_options *options)
+static attune_status prepare(attune_plan *plan, const attune_problem *problem, const attune_kernel_options *options,
+                             bool partial)
 {
     attune_device *device = plan->device;
     attune_limits limits = device->info.limits;
     uint32_t invocations = 0;
     ATTUNE__TRY(attune__plan_init(plan, &limits, problem, options));
+    plan->shape.partial = partial;
     attune_status status = create_programs(plan, &invocations);
     if (status == ATTUNE_COMPILE_FAILED && invocations && invocations < limits.workgroup_invocations) {
         attune__log(&device->host, ATTUNE_LOG_WARNING, "device %s: a kernel has %u of %u invocations: a smaller tile",
@@ -173,6 +175,7 @@ static attune_status prepare(attune_plan *plan, const attune_problem *problem, c
         *plan = (attune_plan){.device = device};
         limits.workgroup_invocations = invocations;
         ATTUNE__TRY(attune__plan_init(plan, &limits, problem, options));
+        plan->shape.partial = partial;
         status = create_programs(plan, NULL);
     }
     if (status == ATTUNE_OK && plan->shape.segments > 1)
@@ -183,6 +186,12 @@ static attune_status prepare(attune_plan *plan, const attune_problem *problem, c
 attune_status attune_plan_create(attune_device *device, const attune_problem *problem,
                                  const attune_kernel_options *options, attune_plan **plan)
 {
+    return attune__plan_create(device, problem, options, false, plan);
+}
+
+attune_status attune__plan_create(attune_device *device, const attune_problem *problem,
+                                  const attune_kernel_options *options, bool partial, attune_plan **plan)
+{
     ATTUNE__TRY(attune__check_not_null(plan, "plan"));
     *plan = NULL;
     ATTUNE__TRY(attune__device_check(device));
@@ -191,7 +200,7 @@ attune_status attune_plan_create(attune_device *device, const attune_problem *pr
     if (!made)
         return ATTUNE_OUT_OF_HOST_MEMORY;
     made->device = attune__device_retain(device);
-    attune_status status = prepare(made, problem, options);
+    attune_status status = prepare(made, problem, options, partial);
     if (status != ATTUNE_OK) {
         attune_plan_destroy(made);
         return status;

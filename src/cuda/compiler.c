@@ -566,8 +566,6 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
     attune__cuda_define(kernel, "DTYPE", attune__cuda_dtype_number(operand));
     if (s->q_dtype != operand)
         attune__cuda_define(kernel, "Q_DTYPE", attune__cuda_dtype_number(s->q_dtype));
-    if (s->o_dtype != operand)
-        attune__cuda_define(kernel, "O_DTYPE", attune__cuda_dtype_number(s->o_dtype));
     attune__cuda_define(kernel, "HEAD_DIM", s->head_dim);
     attune__cuda_define(kernel, "HEAD_DIM_V", s->head_dim_v);
     if (role == ATTUNE__CUDA_DELTA)
@@ -578,6 +576,8 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
         attune__cuda_define(kernel, "SHARED_MEMORY", attune__cuda_shared_memory(desc, role));
         return ATTUNE_OK;
     }
+    if (attune__shape_output(s) != operand)
+        attune__cuda_define(kernel, "O_DTYPE", attune__cuda_dtype_number(attune__shape_output(s)));
     add_tile(kernel, desc, role);
     attune__cuda_define(kernel, "HAVE_BLOCKS", s->block_mask && !s->tokens);
     const attune__variant *variant = desc->variant;

@@ -11,10 +11,11 @@
 
 _Static_assert(ATTUNE_CUDA_MERGE_PARTS == ATTUNE__MERGE_PARTS, "what a launch takes");
 
-/* The kernels, forward and backward: a general one, and vector ones by type and number of parts. */
-enum { KIND_ROWS, KIND_VECTORS, KINDS = KIND_VECTORS + 7 };
+/* The kernels, forward and backward: a general one, and vector ones by type and number of parts. Forward alone: of f32
+ * parts to an o of f16 or bf16. */
+enum { KIND_ROWS, KIND_VECTORS, KIND_ROUNDED = KIND_VECTORS + 7, KINDS = KIND_ROUNDED + 2 };
 static const char *const kinds[KINDS] = {
-    "", "_any_8", "_f16_2", "_f16_8", "_bf16_2", "_bf16_8", "_f32_2", "_f32_8",
+    "", "_any_8", "_f16_2", "_f16_8", "_bf16_2", "_bf16_8", "_f32_2", "_f32_8", "_f16_of_f32_2", "_bf16_of_f32_2",
 };
 
 typedef struct merger {
@@ -39,6 +40,8 @@ static attune_status load(attune__cuda_device *device, const void *cubin, merger
     ATTUNE__TRY(attune__cuda_check(device, driver->module_load(&made->module, cubin), "cuModuleLoadData"));
     for (int i = 0; i < 2 * KINDS; i++) {
         char name[48];
+        if (i % 2 && i / 2 >= KIND_ROUNDED)
+            continue;
         snprintf(name, sizeof name, "attune_merge%s%s", i % 2 ? "_backward" : "", kinds[i / 2]);
         ATTUNE__TRY(attune__cuda_check(device,
                                        driver->module_function(&made->functions[i % 2][i / 2], made->module, name),
@@ -94,6 +97,7 @@ typedef struct demand {
     attune_cuda_merge arguments;
     bool vectors; /* every stride is a whole number of 16-byte units and fits an int */
     int dtype;    /* of all o and d_o; 0 if they differ */
+    int rounded;  /* 0, or the 16-bit dtype of o, where all parts are f32 */
 } demand;
 
 static attune_cuda_merge_view view(demand *d, const attune_tensor *tensor, int64_t unit)
@@ -170,13 +174,18 @@ static demand describe_call(const attune__merge *call)
         a->parts[i].d_lse = view(&d, &call->parts[i].d_lse, 4);
     }
     d.vectors = d.vectors && a->rows <= INT32_MAX;
+    d.rounded = a->o.dtype < 3 ? a->o.dtype : 0;
+    for (uint32_t i = 0; i < call->part_count; i++)
+        d.rounded = a->parts[i].o.dtype == 3 ? d.rounded : 0;
     return d;
 }
 
-static int choose_kind(const demand *d)
+static int choose_kind(const demand *d, bool backward)
 {
     if (!d->vectors)
         return KIND_ROWS;
+    if (d->rounded && d->arguments.part_count <= 2 && !backward)
+        return KIND_ROUNDED + d->rounded - 1;
     return d->dtype ? KIND_VECTORS + 2 * d->dtype - (d->arguments.part_count <= 2) : KIND_VECTORS;
 }
 
@@ -187,7 +196,7 @@ static attune_status launch(const attune__program *program, attune_queue *queue,
     attune__cuda_device *device = attune__cuda_of(program->device);
     attune__cuda_queue *stream = (attune__cuda_queue *)queue;
     demand d = describe_call(call);
-    const int kind = choose_kind(&d);
+    const int kind = choose_kind(&d, backward);
     const int64_t rows = d.arguments.rows,
                   share =
                       kind == KIND_ROWS ? ATTUNE_CUDA_MERGE_ROWS : ATTUNE_CUDA_MERGE_THREADS >> d.arguments.lane_bits,

@@ -68,7 +68,7 @@ static attune_status compute(attune__distributed_call *base, int part)
     ATTUNE__TRY(attune__backward_resolve_at(d->plan, &a, NULL, &resolved));
     attune__backward *back = &resolved.call;
     c->d_q = back->d_q;
-    if (attune__distributed_split(d))
+    if (attune__distributed_partial(d))
         back->d_q = attune__distributed_result(&c->base, part, &c->d_q);
     if (d->gradients[part].keys) {
         back->d_k = attune__distributed_key_gradient(&c->base, part, false);
@@ -99,8 +99,9 @@ static attune_status run(call *c)
     ATTUNE__TRY(attune__distributed_compute(&c->base, compute));
     if (d->zeros)
         ATTUNE__TRY(attune__distributed_return(&c->base));
-    if (attune__distributed_split(d))
-        ATTUNE__TRY(attune__distributed_merge(&c->base, &c->d_q, NULL, ATTUNE__DISTRIBUTED_PARTS, result_at, c));
+    if (d->rows && attune__distributed_partial(d))
+        ATTUNE__TRY(
+            attune__distributed_merge(&c->base, &c->d_q, NULL, attune__distributed_part_count(d), result_at, c));
     if (d->zeros) {
         ATTUNE__TRY(attune__distributed_finish(&c->base));
         ATTUNE__TRY(attune__distributed_sum(&c->base, &c->d_k, &c->d_v, &c->shared));

@@ -302,13 +302,14 @@ static attune_tensor result(const attune__distributed_call *c, int part, uint64_
                             const attune_tensor *like, uint32_t rank)
 {
     const attune_distributed *d = c->d;
-    const uint64_t offset = c->workspace_offset + d->part_at + (uint64_t)part * d->part_size + at;
+    const uint64_t index = attune__distributed_split(d) ? (uint64_t)part : 0,
+                   offset = c->workspace_offset + d->part_at + index * d->part_size + at;
     return attune__workspace_tensor(c->workspace, offset, dtype, like, rank);
 }
 
 attune_tensor attune__distributed_result(const attune__distributed_call *c, int part, const attune_tensor *like)
 {
-    return result(c, part, 0, attune__distributed_partial(c->d, like->dtype), like, 4);
+    return result(c, part, 0, attune__shape_real(&c->d->shape), like, 4);
 }
 
 attune_tensor attune__distributed_result_lse(const attune__distributed_call *c, int part, const attune_tensor *like)

@@ -115,7 +115,7 @@ static attune_status make_plan(attune_distributed *d, const attune_problem *prob
     ATTUNE__TRY(attune_problem_set_mask(&p, own->mask ? own->mask : others->mask));
     ATTUNE__TRY(attune__distributed_score(d, problem->score, &score));
     p.score = score;
-    const attune_status status = attune_plan_create(d->device, &p, &options, &d->plan);
+    const attune_status status = attune__plan_create(d->device, &p, &options, attune__distributed_partial(d), &d->plan);
     attune__expr_release(score);
     return status;
 }
@@ -254,10 +254,10 @@ static void lay_out(attune_distributed *d)
     const uint64_t real = attune_dtype_size(attune__shape_real(s));
     d->k_at = attune__distributed_reserve(d, keys * s->head_dim * attune_dtype_size(s->k_dtype));
     d->v_at = attune__distributed_reserve(d, keys * s->head_dim_v * attune_dtype_size(s->v_dtype));
-    if (attune__distributed_split(d)) {
+    if (attune__distributed_partial(d)) {
         d->lse_at = attune__round_up64(rows * (backward ? s->head_dim : s->head_dim_v) * real, 256);
         d->part_size = d->lse_at + (backward ? 0 : attune__round_up64(rows * real, 256));
-        d->part_at = attune__distributed_reserve(d, ATTUNE__DISTRIBUTED_PARTS * d->part_size);
+        d->part_at = attune__distributed_reserve(d, attune__distributed_part_count(d) * d->part_size);
     }
     if (backward)
         lay_out_gradients(d);
@@ -272,7 +272,6 @@ static void lay_out(attune_distributed *d)
 typedef struct agreement {
     uint64_t hash[2];
     uint64_t status; /* attune_status of the preparation */
-    uint64_t f32;    /* whether the device can write it, where types are smaller */
 } agreement;
 
 void attune__distributed_hash(const attune_distributed *d, const attune_expr *score, attune__hash *hash)
@@ -307,7 +306,7 @@ attune_status attune__distributed_agree(attune_distributed *d, attune__hash hash
     const attune_transport *t = &d->transport;
     const attune_allocator *allocator = &d->device->host.allocator;
     agreement *all = attune__alloc(allocator, t->size, sizeof *all);
-    const agreement mine = {{hash.lane[0], hash.lane[1]}, (uint64_t)status, d->device->backend->f32_outputs};
+    const agreement mine = {{hash.lane[0], hash.lane[1]}, (uint64_t)status};
     if (!all) {
         t->abort(t->user);
         return ATTUNE_OUT_OF_HOST_MEMORY;
@@ -328,9 +327,6 @@ attune_status attune__distributed_agree(attune_distributed *d, attune__hash hash
                                   "rank %u has another partition or problem than rank 0 (hash %016llx, not %016llx): "
                                   "make both of the same mask, descriptions and version of attune",
                                   r, (unsigned long long)all[r].hash[0], (unsigned long long)all[0].hash[0]);
-    d->f32 = true;
-    for (uint32_t r = 0; r < t->size; r++)
-        d->f32 &= all[r].f32 != 0;
     attune__free(allocator, all);
     return status;
 }

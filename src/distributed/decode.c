@@ -103,7 +103,7 @@ static attune_status make_plan(attune_decode *made, const attune_problem *proble
     }
     ATTUNE__TRY(attune__distributed_score(d, p.score, &score));
     p.score = score;
-    const attune_status status = attune_plan_create(d->device, &p, options, &d->plan);
+    const attune_status status = attune__plan_create(d->device, &p, options, d->transport.size > 1, &d->plan);
     attune__expr_release(score);
     return status;
 }
@@ -230,7 +230,7 @@ static attune_tensor whole(const call *c, uint64_t at, attune_dtype dtype, uint3
 static attune_tensor whole_o(const call *c)
 {
     const attune__shape *s = &c->d->base.shape;
-    return whole(c, c->d->o_at, attune__distributed_exchanged(&c->d->base, s->o_dtype), s->head_dim_v);
+    return whole(c, c->d->o_at, attune__shape_real(s), s->head_dim_v);
 }
 
 static attune_tensor whole_lse(const call *c)

@@ -119,7 +119,7 @@ typedef struct attune__contribution {
     int64_t start;
 } attune__contribution;
 
-/* Gradients of keys, in f32 where the backend writes that: of the parts, and what other ranks return. */
+/* Gradients of keys, in f32 or f64: of the parts, and what other ranks return. */
 enum { ATTUNE__RETURNED = ATTUNE__DISTRIBUTED_PARTS, ATTUNE__KEY_GRADIENTS };
 typedef struct attune__key_gradients {
     int64_t keys; /* 0 = none */
@@ -142,7 +142,6 @@ struct attune_distributed {
     attune_transport transport;
     bool token_major;
     bool aborted;
-    bool f32; /* what ranks compute and exchange is f32, where their types are smaller: all of them can write it */
     int64_t q_len, kv_len;
     int64_t rows, own_keys;
     attune__shape shape; /* of the problem over the whole sequence */
@@ -181,15 +180,16 @@ static inline bool attune__distributed_split(const attune_distributed *d)
 {
     return d->parts[ATTUNE__OWN].keys && d->parts[ATTUNE__OTHERS].keys;
 }
-/* The type of partial results of `dtype`. */
-static inline attune_dtype attune__distributed_partial(const attune_distributed *d, attune_dtype dtype)
+/* Whether a launch writes partial results, of f32 or f64, and none of the call's tensors. In backward gradients of keys
+ * are sums over the ranks, and one kernel writes all three. */
+static inline bool attune__distributed_partial(const attune_distributed *d)
 {
-    return d->device->backend->f32_outputs ? attune__shape_real(&d->shape) : dtype;
+    return d->shape.direction == ATTUNE_FORWARD ? attune__distributed_split(d) : d->transport.size > 1;
 }
-/* The type of partial results of `dtype` that ranks exchange. */
-static inline attune_dtype attune__distributed_exchanged(const attune_distributed *d, attune_dtype dtype)
+/* The parts with keys, of a rank with rows. */
+static inline uint32_t attune__distributed_part_count(const attune_distributed *d)
 {
-    return d->f32 ? attune__shape_real(&d->shape) : dtype;
+    return attune__distributed_split(d) ? 2 : 1;
 }
 /* The lines of a reduction that are in the slices of ranks below r. */
 static inline int64_t attune__reduction_slice(const attune_distributed *d, const attune__reduction *reduction,
@@ -214,7 +214,7 @@ attune_status attune__distributed_transport(const attune_transport *given, attun
 attune_status attune__distributed_score(const attune_distributed *d, const attune_expr *score, attune_expr **made);
 /* Adds what every rank must have alike. */
 void attune__distributed_hash(const attune_distributed *d, const attune_expr *score, attune__hash *hash);
-/* Compares statuses and hashes, and sets d->f32. Returns the same on every rank, except that a rank that failed returns
+/* Compares statuses and hashes. Returns the same on every rank, except that a rank that failed returns
  * its own error. */
 attune_status attune__distributed_agree(attune_distributed *d, attune__hash hash, attune_status status);
 /* Allocates room for the most messages of an exchange, and for their bytes where they are copied. */
@@ -287,7 +287,7 @@ typedef struct attune__distributed_symbols {
 } attune__distributed_symbols;
 void attune__distributed_find_symbols(const attune__distributed_call *c, int part, attune__distributed_symbols *found);
 
-/* The partial result of a part, shaped as o, or as d_q; or its LSE. */
+/* The partial result of a part, shaped as o, or as d_q; or its LSE. The parts with keys are numbered from 0 on. */
 attune_tensor attune__distributed_result(const attune__distributed_call *c, int part, const attune_tensor *like);
 attune_tensor attune__distributed_result_lse(const attune__distributed_call *c, int part, const attune_tensor *like);
 /* Merges results; lse.buffer NULL = a sum. */

@@ -91,8 +91,7 @@ attune_status attune__distributed_make_sums(attune_distributed *d, const attune_
         *returned += d->sends[i].count;
     }
     d->gradients[ATTUNE__OTHERS].keys = d->parts[ATTUNE__OTHERS].keys;
-    /* Where this rank alone has gradients of its keys, they go to the call's tensors. */
-    if (d->own_keys && (d->send_count || !d->parts[ATTUNE__OWN].keys)) {
+    if (d->own_keys) {
         d->gradients[ATTUNE__OWN].keys = d->parts[ATTUNE__OWN].keys;
         ATTUNE__TRY(make_key_sums(d));
     }
@@ -364,8 +363,8 @@ attune_tensor attune__distributed_key_gradient(const attune__distributed_call *c
 {
     const attune__shape *s = &c->d->shape;
     const attune__key_gradients *g = &c->d->gradients[which];
-    const attune_dtype dtype = attune__distributed_exchanged(c->d, of_v ? s->v_dtype : s->k_dtype);
-    return attune__distributed_keys(c, of_v ? g->v_at : g->k_at, g->keys, dtype, of_v ? s->head_dim_v : s->head_dim);
+    return attune__distributed_keys(c, of_v ? g->v_at : g->k_at, g->keys, attune__shape_real(s),
+                                    of_v ? s->head_dim_v : s->head_dim);
 }
 
 attune_status attune__distributed_return(const attune__distributed_call *c)

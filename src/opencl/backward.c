@@ -156,7 +156,7 @@ static void describe(run *r)
     const attune_plan_choice *choice = &r->program->choice;
     const attune__shaders_workspace place = attune__shaders_backward_workspace(&r->program->shape);
     attune_opencl_arguments *a = &r->arguments;
-    const uint64_t store = 4 * attune_dtype_size(call->q.dtype);
+    const uint64_t store = 4 * attune_dtype_size(back->d_q.dtype);
     attune__opencl_arguments_describe(call, 16, choice->block_n2, choice->block_m1, a);
     a->d_o = attune__opencl_tensor_describe(&back->d_o, 16, ATTUNE_OPENCL_ALIGNED_D_O, &a->flags);
     a->d_q = attune__opencl_tensor_describe(&back->d_q, store, ATTUNE_OPENCL_ALIGNED_D_Q, &a->flags);

@@ -25,7 +25,7 @@ static void add_common(const attune__program_desc *desc, bool aligned, attune__o
         attune__opencl_add_define(text, "TYPE", attune__opencl_dtype_index(desc->shape->k_dtype));
     }
     attune__opencl_add_define(text, "Q_TYPE", attune__opencl_dtype_index(desc->shape->q_dtype));
-    attune__opencl_add_define(text, "O_TYPE", attune__opencl_dtype_index(desc->shape->o_dtype));
+    attune__opencl_add_define(text, "O_TYPE", attune__opencl_dtype_index(attune__shape_output(desc->shape)));
 }
 
 attune__opencl_text attune__opencl_text_begin(const attune__opencl_device *device, const attune__program_desc *desc,

@@ -28,6 +28,7 @@ typedef struct attune__shape {
     double scale;
     bool block_mask, mask_expr, score_expr;
     bool lse, row_max, sinks;
+    bool partial; /* o, or d_q, d_k and d_v, are partial results, which are merged: of attune__shape_output */
     uint32_t mask_q_block, mask_kv_block;
     uint64_t capture_gradient_elements;
     uint32_t segments; /* the limit per call; 0 = none */
@@ -50,6 +51,14 @@ typedef struct attune__shape {
 static inline attune_dtype attune__shape_real(const attune__shape *shape)
 {
     return shape->q_dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32;
+}
+
+/* The type of o, or of d_q, d_k and d_v, as kernels write them. */
+static inline attune_dtype attune__shape_output(const attune__shape *shape)
+{
+    return shape->partial                       ? attune__shape_real(shape)
+           : shape->direction == ATTUNE_FORWARD ? shape->o_dtype
+                                                : shape->k_dtype;
 }
 
 /* Whether the four tensors have different types. */

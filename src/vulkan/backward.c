@@ -41,6 +41,7 @@ attune_status attune__vulkan_specialise_backward(const attune_limits *limits, co
         .CAPTURES = attune__requests_captures(desc->shape, desc->gradient),
         .PRESCALE = c->prescale_qk,
         .ALIGNED = aligned,
+        .O_TYPE = attune__vulkan_dtype_index(attune__shape_output(desc->shape)),
     };
     memset(kernel, 0, sizeof *kernel);
     attune__vulkan_set_common(&common, kernel->constants);
@@ -132,7 +133,7 @@ static void describe(run *r)
     const attune__forward *call = &back->forward;
     const attune_plan_choice *choice = &r->program->choice;
     attune_vulkan_arguments *a = &r->arguments;
-    const uint64_t store = 4 * attune_dtype_size(call->q.dtype);
+    const uint64_t store = 4 * attune_dtype_size(back->d_q.dtype);
     attune__vulkan_arguments_describe(call, 16, choice->block_n2, choice->block_m1, a);
     a->d_o = attune__vulkan_tensor_describe(&back->d_o, 16, ATTUNE_VULKAN_ALIGNED_D_O, &a->flags);
     a->d_q = attune__vulkan_tensor_describe(&back->d_q, store, ATTUNE_VULKAN_ALIGNED_D_Q, &a->flags);

@@ -34,7 +34,7 @@ attune_status attune__vulkan_specialise(const attune_limits *limits, const attun
         .ALIGNED = aligned,
         .PACKED = c->decode || desc->shape->tokens,
         .Q_TYPE = attune__vulkan_dtype_index(desc->shape->q_dtype),
-        .O_TYPE = attune__vulkan_dtype_index(desc->shape->o_dtype),
+        .O_TYPE = attune__vulkan_dtype_index(attune__shape_output(desc->shape)),
         .K_TYPE = attune__key_type(desc->shape->k_dtype),
         .V_TYPE = attune__key_type(desc->shape->v_dtype),
     };

@@ -88,6 +88,27 @@ static const attention_case long_causal = {.name = "long_causal",
                                            .q_block = 128,
                                            .kv_block = 128};
 
+/* Head dimensions of every layout of the CUDA kernels, whose results over the keys of a rank are f32. */
+static const attention_case head_dims[] = {
+#define HEAD_DIM(d, dv)                                                                                                \
+    {                                                                                                                  \
+        .name = "d" #d "_" #dv, .batch = 1, .kv_batch = 1, .heads = 2, .kv_heads = 1, .q_len = 384, .kv_len = 384,     \
+        .head_dim = (d), .head_dim_v = (dv), .mask = "q >= kv && q - kv < 170", .q_block = 64, .kv_block = 64          \
+    }
+    HEAD_DIM(128, 128), HEAD_DIM(192, 128), HEAD_DIM(256, 256), HEAD_DIM(64, 64), HEAD_DIM(40, 72),
+#undef HEAD_DIM
+};
+
+static void run_head_dims(const char *const *backends, uint32_t count, uint64_t first)
+{
+    static sharing s;
+    sharing_open_devices(&s, backends, count);
+    for (uint64_t i = first; i < sizeof head_dims / sizeof head_dims[0]; i++)
+        if (test_part(i))
+            run_row(&s, &(row){&head_dims[i], i % 2 ? ATTUNE_F16 : ATTUNE_BF16, count}, i, 1, THROUGH_HOST);
+    sharing_close(&s);
+}
+
 /* Ranks on two GPUs. */
 static void run_pair(carrier by)
 {
@@ -136,11 +157,27 @@ Test(distributed_devices, model, .timeout = 3000)
     run_rows(BACKENDS("cuda", "cpu", "cuda"));
 }
 
+Test(distributed_devices, model_head_dims, .timeout = 3000)
+{
+    model_or_skip();
+    run_head_dims(BACKENDS("cuda", "cuda"), 0);
+}
+
+Test(distributed_devices, head_dims)
+{
+    run_head_dims(BACKENDS("vulkan", "opencl"), 3); /* the smaller ones */
+}
+
 #if ATTUNE_HAVE_CUDA
 /* Copies between devices: of ranks on one GPU, on two, and of the model's two. */
 Test(distributed_devices, peers, .timeout = 500)
 {
     run_rows_by(PEERS, BACKENDS("cuda", "cuda", "cuda"));
+}
+
+Test(distributed_devices, two_gpus_head_dims, .timeout = 300)
+{
+    run_head_dims(BACKENDS("cuda:0", "cuda:1"), 0);
 }
 
 Test(distributed_devices, two_gpus, .timeout = 300)
