@@ -177,4 +177,5 @@ ROW(head_576_512,           1, 1, 16, 1,  3, 300, 576, 512, .mask = "q + 297 >= 
 ROW(score_picks,            1, 1, 2, 2, 100, 100,  32,  0, .score = "score + slope[score > 0.0 ? 0 : 1]")
 ROW(sinks_nan_masked,       1, 1, 5, 5, 400, 400,  32,  0, .mask = "q / 128 != 1 && kv / 128 != 2", .input = INPUT_NAN_VISIBLE, .sinks = true)
 ROW(decode_256,             1, 1, 4, 2,   2, 500, 256,  0, .mask = "kv < used[b]")
+ROW(late_keys,              1, 1, 2, 1, 130, 600, 128,  0, .mask = "kv >= 400 || q % 5 != 4")
 /* clang-format on */

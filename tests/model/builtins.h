@@ -109,9 +109,11 @@ static __forceinline__ long long __double_as_longlong(double x)
 {
     return model_bits<long long>(x);
 }
+/* A NaN that arithmetic makes is 0x7fffffff, as on the device: kernels compare its bits. On the host it is negative. */
 static __forceinline__ float __fmaf_rn(float x, float y, float z)
 {
-    return __builtin_fmaf(x, y, z);
+    const float sum = __builtin_fmaf(x, y, z);
+    return sum != sum ? model_bits<float>(0x7fffffff) : sum;
 }
 
 #define MODEL_MIN_MAX(T)                                                                                               \
