@@ -23,7 +23,9 @@ here = pathlib.Path(__file__).resolve().parent
 # Members of a row that the page shows or a later comparison needs.
 KEPT = ('workload', 'kind', 'device', 'dtype', 'shape', 'plan', 'status', 'message', 'median_seconds', 'p10_seconds', 'p90_seconds',
         'samples', 'density', 'flop_per_second', 'bytes_per_second', 'share_of_peak_flops', 'share_of_peak_bandwidth',
-        'compile_cold_seconds', 'compile_warm_seconds', 'mask_seconds', 'device_bytes')
+        'compile_cold_seconds', 'compile_warm_seconds', 'mask_seconds', 'device_bytes', 'ranks', 'direction', 'one_rank_seconds', 'speedup',
+        'imbalance', 'most_fetched', 'received_bytes', 'ring_bytes', 'exchanged_bytes', 'computing_seconds', 'exchange_seconds', 'hidden_share',
+        'predicted_seconds', 'link_bytes_per_second')
 CONTEXT = ('date', 'cpu_name', 'num_cpus', 'library_version', 'torch', 'cudnn', 'gpu')
 
 
@@ -52,14 +54,19 @@ def measure(section, options):
         print(f'== {section["name"]}: {words}', file=sys.stderr, flush=True)
         begin = datetime.datetime.now(datetime.timezone.utc)
         try:
-            done = subprocess.run(command, stdout=sys.stderr, timeout=options.timeout, env=environment, check=False)
-            document = json.loads(out.read_text())
-        except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+            code = subprocess.run(command, stdout=sys.stderr, timeout=options.timeout, env=environment, check=False).returncode
+        except OSError as error:
             return {'command': section['command'], 'failed': str(error).replace(folder, '')}
+        except subprocess.TimeoutExpired:
+            code = f'stopped after {options.timeout:g} s'
+        try:
+            document = json.loads(out.read_text())  # of a command that was stopped too, if it writes what it has
+        except (OSError, ValueError) as error:
+            return {'command': section['command'], 'failed': str(error).replace(folder, ''), 'exit': code}
     context = document['context']
     kept = {key: context[key] for key in context if key in CONTEXT or key.startswith(('device ', 'peak '))}
     seconds = (datetime.datetime.now(datetime.timezone.utc) - begin).total_seconds()
-    return {'command': section['command'], 'exit': done.returncode, 'seconds': round(seconds), 'load': os.getloadavg()[0],
+    return {'command': section['command'], 'exit': code, 'seconds': round(seconds), 'load': os.getloadavg()[0],
             'context': kept, 'rows': rows_of(document)}
 
 

@@ -220,6 +220,8 @@ void report_each_number(const report_row *row, report_number_sink sink, void *co
     sink(context, "computing_seconds", row->computing_seconds);
     sink(context, "exchange_seconds", row->exchange_seconds);
     sink(context, "hidden_share", ok ? report_hidden(row) : 0);
+    sink(context, "predicted_seconds", row->predicted_seconds);
+    sink(context, "link_bytes_per_second", row->link_rate);
     sink(context, "compile_cold_seconds", row->compile_cold);
     sink(context, "compile_warm_seconds", row->compile_warm);
     sink(context, "mask_seconds", row->mask_seconds);

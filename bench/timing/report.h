@@ -56,6 +56,8 @@ typedef struct report_row {
     double exchanged_bytes;            /* of all messages of a call */
     double computing_seconds;          /* of a call without its messages */
     double exchange_seconds;           /* of its messages alone; neither where attune copies them to host memory */
+    double predicted_seconds;          /* of a call, from the rate of one rank and the messages' alone; 0 = unknown */
+    double link_rate;                  /* that the messages alone had: bytes/s of the rank with most; likewise */
     uint64_t device_bytes;             /* tensors, captures, workspaces and the masks' lists */
     uint64_t seed;
 } report_row;

@@ -56,6 +56,7 @@ typedef enum column {
     MOST_FETCHED,
     RECEIVED,
     HIDDEN,
+    PREDICTED,
     FLOPS,
     OF_PEAK,
     BANDWIDTH,
@@ -93,6 +94,7 @@ static const struct {
     [MOST_FETCHED] = {"%most", 5, 0, 0, 0},
     [RECEIVED] = {"recv B", 6, 0, 0, 0},
     [HIDDEN] = {"%hid", 5, 0, 0, 5},
+    [PREDICTED] = {"pred ms", 8, 0, 0, 0},
     [FLOPS] = {"FLOP/s", 7, 6, 0, 0},
     [OF_PEAK] = {"%peak", 5, 0, 0, 0},
     [BANDWIDTH] = {"B/s", 6, 5, 5, 0},
@@ -150,6 +152,7 @@ static void fill_cells(const report_row *row, const char *cells[COLUMNS], cell b
     /* Not where the call itself varies by more than its messages take. */
     cells[HIDDEN] = number(100 * report_hidden(row), timed && row->exchange_seconds > row->time.p90 - row->time.p10,
                            buffers[HIDDEN]);
+    cells[PREDICTED] = number(1e3 * row->predicted_seconds, row->predicted_seconds > 0, buffers[PREDICTED]);
     cells[FLOPS] = si(timed ? report_flops(row) : 0, buffers[FLOPS]);
     cells[OF_PEAK] = percent(timed ? report_flops(row) : 0, row->peak_flops, buffers[OF_PEAK]);
     cells[BANDWIDTH] = si(timed ? report_bandwidth(row) : 0, buffers[BANDWIDTH]);

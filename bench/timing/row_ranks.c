@@ -380,6 +380,29 @@ static void name_link(const row_ranks_options *ranks, report_row *row)
         (void)snprintf(row->name + used, sizeof row->name - used, "/%s", row->plan + strlen("transport "));
 }
 
+/* The call's time as attune explain --ranks predicts it, at the rate of one rank and that of the messages alone.
+ * Backward has the same blocks, and returns the gradients of keys, in f32, after them. */
+static void add_prediction(const ranks_setup *s, bool backward, report_row *row)
+{
+    const predict_machine unit = {1, 1, 0};
+    prediction p = {0};
+    if (!s->all || !s->mask || row->one_seconds <= 0 || row->exchange_seconds <= 0 ||
+        predict(s->all, s->mask, &s->problem, &unit, &p) != ATTUNE_OK)
+        return;
+    const double rate = p.one / row->one_seconds,
+                 returned = backward ? sizeof(float) / (double)attune_dtype_size(s->a.k.dtype) : 0;
+    double most = 0;
+    for (uint32_t r = 0; r < p.ranks; r++)
+        most = p.rank[r].exchange > most ? p.rank[r].exchange : most;
+    row->link_rate = most * (1 + returned) / row->exchange_seconds;
+    for (uint32_t r = 0; row->link_rate > 0 && rate > 0 && r < p.ranks; r++) {
+        const double own = p.rank[r].own / rate, exchange = p.rank[r].exchange / row->link_rate;
+        const double seconds = (own > exchange ? own : exchange) + p.rank[r].others / rate + exchange * returned;
+        row->predicted_seconds = seconds > row->predicted_seconds ? seconds : row->predicted_seconds;
+    }
+    predict_free(&p);
+}
+
 void row_ranks(attune_instance *instance, attune_device *device, const workload *w, const row_ranks_options *ranks,
                const row_options *options, report_row *row)
 {
@@ -400,6 +423,8 @@ void row_ranks(attune_instance *instance, attune_device *device, const workload 
     row->exchange_seconds = all.exchange.median;
     if (options->pass == ROW_DECODE)
         row->received_bytes = row->exchanged_bytes;
+    else if (good)
+        add_prediction(&s, options->pass == ROW_BACKWARD, row);
     if (good && options->check)
         good = row_check_o(&s.a, &s.o, options->seed, 0, row);
     if (good && options->check && options->pass == ROW_BACKWARD)

@@ -64,6 +64,9 @@ Test(ranks, rows_are_checked_and_timed)
                       (cases[i].pass == ROW_BACKWARD || row.exchanged_bytes <= row.received_bytes),
                   "%s: %g, %g", row.name, row.exchanged_bytes, row.received_bytes);
         cr_expect((ranks > 1) == (row.exchange_seconds > 0 && row.computing_seconds > 0), "%s", row.name);
+        cr_expect((row.predicted_seconds > 0 && row.link_rate > 0) ==
+                      (row.exchange_seconds > 0 && row.received_bytes > 0 && cases[i].pass != ROW_DECODE),
+                  "%s", row.name);
         cr_expect_not_null(strstr(row.name, ranks == 16 ? "/ranks:16" : "/ranks:"));
         cr_expect_eq(strstr(row.name, "/backward") != NULL, cases[i].pass == ROW_BACKWARD, "%s", row.name);
         measure_free(&row.time);
