@@ -79,6 +79,27 @@ def table(rows, unit):
     return lines
 
 
+def ranks_table(rows):
+    """A line for each workload and direction over several devices, beside PyTorch's context parallelism."""
+    peers = peers_in(rows)
+    by = {(row['workload'], row['direction'], row['device']): row for row in rows if row.get('device') in PEERS}
+    lines = ['| workload | one, ms | ranks, ms | times as fast | predicted, ms | messages hidden | imbalance | keys fetched, of a ring |'
+             + ''.join(f' {PEERS[peer]}, ms |' for peer in peers), '|---' * (8 + len(peers)) + '|']
+    for row in rows:
+        if row.get('device') in PEERS:
+            continue
+        direction = next((word for word in row['name'].split('/') if word in ('backward', 'decode')), 'forward')
+        milliseconds = lambda row, key='median_seconds': f'{row[key] * 1e3:.3g}' if row.get(key) else '-'
+        share = lambda a, b: f'{100 * row[a] / b:.0f} %' if row.get(a) and b else '-'
+        cells = [f'{row["workload"]}, {direction}', milliseconds(row, 'one_rank_seconds'), milliseconds(row),
+                 f'{row["speedup"]:.2f}' if row.get('speedup') else '-', milliseconds(row, 'predicted_seconds'),
+                 share('hidden_share', row.get('exchange_seconds', 0) > row.get('p90_seconds', 0) - row.get('p10_seconds', 0)),
+                 f'{row["imbalance"]:.3f}' if row.get('imbalance') else '-', share('received_bytes', row.get('ring_bytes'))]
+        cells += [milliseconds(by.get((row['workload'], direction, peer), {})) for peer in peers]
+        lines.append('| ' + ' | '.join(cells) + ' |')
+    return lines
+
+
 def against(rows):
     """Each of PyTorch's kernels: in how many rows attune is ahead, and by what least and largest factor."""
     lines = []
@@ -131,9 +152,13 @@ def page():
             date, data = measured[section['name']]
             lines += [f'### {section["title"]}\n', f'{section["about"]} {device_of(data.get("context", {}))}; {date}.\n',
                       '    ' + command_of(data) + '\n']
-            lines += table(data.get('rows', []), section['unit'])
+            rows = data.get('rows', [])
+            if section['unit'] == 'ranks':
+                lines += ranks_table(rows) + ['']
+                continue
+            lines += table(rows, section['unit'])
             peaks = [f'{key.removeprefix("peak ")}: {value}' for key, value in data.get('context', {}).items() if key.startswith('peak ')]
-            lines += [''] + [f'The device reaches, {peak}.' for peak in peaks] + against(data.get('rows', []))
+            lines += [''] + [f'The device reaches, {peak}.' for peak in peaks] + against(rows)
             if section['name'] in shortfalls:
                 lines += ['', 'Known shortfalls:', ''] + [f'- {text}' for text in shortfalls[section['name']]]
             lines.append('')
