@@ -3,7 +3,8 @@
  * A transport of attune/distributed.h over MPI. All functions are inline: the engine compiles them with its own mpicc,
  * because MPI libraries differ in their binary interfaces, and attune links to none. Requires MPI 2.0.
  *
- * Messages go through host memory: ranks are of any devices, also of different ones.
+ * attune_mpi_transport: messages go through host memory, so that ranks are of any devices, also of different ones.
+ * attune_mpi_device_transport: an MPI that is device-aware is given addresses in device memory.
  */
 #ifndef ATTUNE_MPI_H
 #define ATTUNE_MPI_H
@@ -17,10 +18,21 @@
 extern "C" {
 #endif
 
+/* A device whose memory the engine's MPI reads and writes. */
+typedef struct attune_mpi_device {
+    void *user; /* passed to the callbacks, which must not call attune */
+    /* The address at which a buffer begins, of those that the engine wrapped: k, v and q of the calls, and the
+     * workspace (attune_cuda_buffer_wrap). NULL fails the call. */
+    void *(*address)(void *user, const attune_buffer *buffer);
+    /* Returns when the work in the queue is done, as cudaStreamSynchronize of the stream that it wraps. */
+    attune_status (*wait)(void *user, attune_queue *queue);
+} attune_mpi_device;
+
 /* The engine's communicator, and the requests of the present exchange. */
 typedef struct attune_mpi {
     MPI_Comm comm;
     int tag;
+    attune_mpi_device device; /* address NULL = messages are in host memory */
     MPI_Request *requests;
     int count, capacity;
 } attune_mpi;
@@ -58,11 +70,16 @@ static inline attune_status attune_mpi_start(attune_mpi *mpi, const attune_messa
 {
     for (uint32_t i = 0; i < count; i++) {
         const attune_message *m = &messages[i];
-        if (!m->memory)
+        char *first = (char *)m->memory;
+        if (mpi->device.address) {
+            first = (char *)mpi->device.address(mpi->device.user, m->buffer);
+            first = first ? first + m->offset : NULL;
+        }
+        if (!first)
             return ATTUNE_UNSUPPORTED;
         for (uint64_t at = 0; at < m->size; at += ATTUNE_MPI_PART) {
             const int part = (int)(m->size - at < ATTUNE_MPI_PART ? m->size - at : ATTUNE_MPI_PART);
-            char *memory = (char *)m->memory + at;
+            char *memory = first + at;
             if (!attune_mpi_grow(mpi))
                 return ATTUNE_OUT_OF_HOST_MEMORY;
             MPI_Request *request = &mpi->requests[mpi->count];
@@ -81,9 +98,11 @@ static inline attune_status attune_mpi_exchange(void *user, const attune_message
                                                 attune_queue *queue)
 {
     attune_mpi *mpi = (attune_mpi *)user;
-    (void)queue;
     mpi->count = 0;
-    const attune_status status = attune_mpi_start(mpi, receives, receive_count, false);
+    /* The queue may still compute what is sent, and read what is overwritten. */
+    attune_status status = mpi->device.wait ? mpi->device.wait(mpi->device.user, queue) : ATTUNE_OK;
+    if (status == ATTUNE_OK)
+        status = attune_mpi_start(mpi, receives, receive_count, false);
     return status == ATTUNE_OK ? attune_mpi_start(mpi, sends, send_count, true) : status;
 }
 
@@ -112,10 +131,13 @@ static inline void attune_mpi_abort(void *user)
 static inline attune_status attune_mpi_transport(MPI_Comm comm, int tag, attune_mpi *mpi, attune_transport *transport)
 {
     int rank, size;
-    attune_mpi made = {comm, tag, NULL, 0, 0};
+    attune_mpi made;
     attune_transport filled;
     if (MPI_Comm_rank(comm, &rank) != MPI_SUCCESS || MPI_Comm_size(comm, &size) != MPI_SUCCESS)
         return ATTUNE_IO;
+    memset(&made, 0, sizeof made);
+    made.comm = comm;
+    made.tag = tag;
     *mpi = made;
     memset(&filled, 0, sizeof filled);
     filled.struct_size = sizeof filled;
@@ -128,6 +150,25 @@ static inline attune_status attune_mpi_transport(MPI_Comm comm, int tag, attune_
     filled.abort = attune_mpi_abort;
     filled.host_memory = true;
     *transport = filled;
+    return ATTUNE_OK;
+}
+
+/*
+ * As attune_mpi_transport, with messages between device memory. All ranks must use it, each with a device of its own,
+ * and their MPI must be device-aware: the engine asks it, as by MPIX_Query_cuda_support of Open MPI's mpi-ext.h, and
+ * otherwise uses attune_mpi_transport. An exchange waits for the work that is in the queue before it begins; the own
+ * keys are computed while messages are under way. *device is copied.
+ */
+static inline attune_status attune_mpi_device_transport(MPI_Comm comm, int tag, const attune_mpi_device *device,
+                                                        attune_mpi *mpi, attune_transport *transport)
+{
+    if (!device || !device->address || !device->wait)
+        return ATTUNE_INVALID_ARGUMENT;
+    const attune_status status = attune_mpi_transport(comm, tag, mpi, transport);
+    if (status != ATTUNE_OK)
+        return status;
+    mpi->device = *device;
+    transport->host_memory = false;
     return ATTUNE_OK;
 }
 

@@ -73,6 +73,9 @@ for kind in openmpi mpich; do
     "mpicc.$kind" "${flags[@]}" -I"$source_root/include" "$source_root/$program.c" -o "$scratch/${program##*/}" "$library" \
       -Wl,-rpath,"$(dirname "$library")" -lm
   done
+  "mpicc.$kind" "${flags[@]}" -I"$source_root/include" -include "$source_root/tests/examples/ranks_device.h" "$source_root/examples/ranks.c" \
+    -o "$scratch/ranks_device" "$library" -Wl,-rpath,"$(dirname "$library")" -lm
+  ranks $kind 4 "$scratch/ranks_device" || wrong "$kind: messages by the addresses of buffers: status $?"
   for count in 1 4; do
     for program in ranks train_ranks; do
       ranks $kind $count "$scratch/$program" || wrong "$kind: $program on $count ranks: status $?"
