@@ -10,27 +10,29 @@
 #define LEAST_PAIRS 16
 
 /* The part of a tile that is computed. */
-typedef enum extent { EXTENT_NONE, EXTENT_WHOLE, EXTENT_CELLS, EXTENT_PAIRS } extent;
+typedef enum extent { EXTENT_NONE, EXTENT_WHOLE, EXTENT_CELLS, EXTENT_SORTED, EXTENT_PAIRS } extent;
 
 /* Evaluates the mask of a partial tile, unless an earlier head did. */
 static extent extent_of(const attune__cpu_run *run, const rows *it, const attune__kv_tile *tile, const state *st)
 {
     if (!tile->partial)
         return EXTENT_WHOLE;
-    if (*st->pairs == UNKNOWN_PAIRS)
+    const size_t words = attune__cpu_pad(tile->count) / ATTUNE__PANEL, whole = it->count * words * ATTUNE__PANEL;
+    const bool unknown = *st->pairs == UNKNOWN_PAIRS;
+    if (unknown)
         *st->pairs = (uint32_t)allow_head(run, it->b, it->h, it->q0, it->count, st, tile, 0);
-    const size_t pairs = *st->pairs, whole = it->count * attune__cpu_pad(tile->count);
-    size_t cells = 0;
-    span spans[MOST_SPANS];
-    for (size_t r = 0; r < it->count; r += CELL_ROWS) {
-        const size_t n = rows_of_cells(it->count, r), count = spans_of(st, r, n, tile, spans);
-        for (size_t i = 0; i < count; i++)
-            cells += n * (spans[i].end - spans[i].first);
-    }
+    const size_t pairs = allowed_pairs(st);
+    if (!pairs)
+        return EXTENT_NONE;
+    const size_t cells = attune__order_cells(st->bits, st->ldb, it->count, words);
     /* The score expression is evaluated for adjacent columns. */
-    if (!run->program->score && pairs >= LEAST_PAIRS && pairs * PAIR_COST < cells)
-        return EXTENT_PAIRS;
-    return !pairs ? EXTENT_NONE : cells < whole ? EXTENT_CELLS : EXTENT_WHOLE;
+    const bool by_pairs = !run->program->score && pairs >= LEAST_PAIRS && pairs * PAIR_COST < cells;
+    /* Q is packed from the rows that S takes, which must not be scaled. */
+    if (unknown && !run->program->choice.prescale_qk)
+        sort_tile(run, st, it->count, tile, by_pairs ? pairs * PAIR_COST : cells);
+    if (is_sorted(st))
+        return EXTENT_SORTED;
+    return by_pairs ? EXTENT_PAIRS : cells < whole ? EXTENT_CELLS : EXTENT_WHOLE;
 }
 
 /* The rows from r on that have the same spans, and their spans of columns. */
@@ -104,20 +106,23 @@ static void clear_others(const state *st, const rows *it, const attune__kv_tile 
     }
 }
 
-/* Rows in REAL, whose columns are adjacent. */
-typedef struct source {
-    const char *rows;
-    ptrdiff_t stride;
-} source;
-
-/* Rows of a tensor, which are copied to `to` unless they are in REAL. */
-static source rows_of(const attune__cpu_run *run, const attune_tensor *tensor, const char *at, size_t count, REAL *to,
-                      size_t columns)
+static source source_of(const attune_tensor *tensor, int64_t b, int64_t h, int64_t row)
 {
-    if (tensor->dtype == REAL_DTYPE)
-        return (source){at, row_stride(tensor)};
-    run->device->KERNELS.load_rows(to, columns, at, row_stride(tensor), tensor->dtype, count, columns, 1);
-    return (source){(const char *)to, (ptrdiff_t)(columns * sizeof(REAL))};
+    return (source){row_at(tensor, b, h, row), row_stride(tensor), tensor->dtype};
+}
+
+static source source_in(const REAL *from, size_t ld)
+{
+    return (source){(const char *)from, (ptrdiff_t)(ld * sizeof(REAL)), REAL_DTYPE};
+}
+
+/* Rows in REAL, which are copied to `to` if they are not. */
+static source real_rows(const attune__cpu_run *run, source from, size_t count, REAL *to, size_t columns)
+{
+    if (from.dtype == REAL_DTYPE)
+        return from;
+    run->device->KERNELS.load_rows(to, columns, from.rows, from.stride, from.dtype, count, columns, 1);
+    return source_in(to, columns);
 }
 
 /* 3 to 5 for the allowed pairs of a row, in the order of st->at. Returns their number. */
@@ -141,14 +146,11 @@ static size_t recompute_pairs(const attune__cpu_run *run, const attune__kv_tile 
 
 /* The pass over rows of Q: dQ += dS K. */
 static void rows_by_pairs(const attune__cpu_backward_run *run, const rows *it, const attune__kv_tile *tile,
-                          const state *st)
+                          const state *st, source k, source v)
 {
-    const attune__forward *call = &run->call->forward;
     const attune__shape *shape = &run->base.program->shape;
-    const source k = rows_of(&run->base, &call->k, row_at(&call->k, it->b, it->kv_h, tile->kv0), tile->count, st->k,
-                             shape->head_dim);
-    const source v = rows_of(&run->base, &call->v, row_at(&call->v, it->b, it->kv_h, tile->kv0), tile->count, st->v,
-                             shape->head_dim_v);
+    k = real_rows(&run->base, k, tile->count, st->k, shape->head_dim);
+    v = real_rows(&run->base, v, tile->count, st->v, shape->head_dim_v);
     REAL *p = st->p, *d_s = st->d_s;
     for (size_t r = 0; r < it->count; r++) {
         const size_t count = recompute_pairs(&run->base, tile, st, k, v, r, p, d_s);
@@ -181,15 +183,13 @@ static void add_column(const attune__cpu_run *run, const state *st, REAL *to, co
 
 /* The pass over rows of K: dV += P^T dO, dK += dS^T Q. */
 static void keys_by_pairs(const attune__cpu_backward_run *run, const rows *it, const attune__kv_tile *tile,
-                          const state *st)
+                          const state *st, source k, source v)
 {
     const attune__forward *call = &run->call->forward;
     const attune__shape *shape = &run->base.program->shape;
     const size_t d = shape->head_dim, dv = shape->head_dim_v;
-    const source k =
-        rows_of(&run->base, &call->k, row_at(&call->k, it->b, it->kv_h, tile->kv0), tile->count, st->k_rows, d);
-    const source v =
-        rows_of(&run->base, &call->v, row_at(&call->v, it->b, it->kv_h, tile->kv0), tile->count, st->v_rows, dv);
+    k = real_rows(&run->base, k, tile->count, st->k_rows, d);
+    v = real_rows(&run->base, v, tile->count, st->v_rows, dv);
     REAL *row_p = st->transposed, *row_d_s = st->transposed + st->lds;
     for (size_t r = 0; r < it->count; r++) {
         const size_t count = recompute_pairs(&run->base, tile, st, k, v, r, row_p, row_d_s);
@@ -198,10 +198,10 @@ static void keys_by_pairs(const attune__cpu_backward_run *run, const rows *it, c
             st->d_s[r * st->lds + st->at[i]] = row_d_s[i];
         }
     }
-    const source d_o = {(const char *)st->d_o, (ptrdiff_t)(st->ldo * sizeof(REAL))};
+    const source d_o = source_in(st->d_o, st->ldo);
     const source q = run->base.program->choice.prescale_qk
-                         ? rows_of(&run->base, &call->q, row_at(&call->q, it->b, it->h, it->q0), it->count, st->d_q, d)
-                         : (source){(const char *)st->q, (ptrdiff_t)(st->ldq * sizeof(REAL))};
+                         ? real_rows(&run->base, source_of(&call->q, it->b, it->h, it->q0), it->count, st->d_q, d)
+                         : source_in(st->q, st->ldq);
     for (size_t w = 0; w * ATTUNE__PANEL < tile->count; w++) {
         size_t counts[ATTUNE__PANEL] = {0};
         for (size_t r = 0; r < it->count; r++)

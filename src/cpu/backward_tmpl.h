@@ -24,6 +24,7 @@ typedef struct state {
     ATTUNE__CPU_BACKWARD_TILE(ARRAY)
     ATTUNE__CPU_BACKWARD_THREAD(ARRAY)
     uint32_t *pairs; /* the number of allowed pairs in bits, or UNKNOWN_PAIRS */
+    bool packed;     /* in the pass over rows of K: k and v are, in the order of keys */
     size_t ldq, ldo, lds, ldt, ldb;
 } state;
 #undef ARRAY
@@ -64,6 +65,9 @@ static ptrdiff_t row_stride(const attune_tensor *tensor)
 
 #include "cpu/backward_partial_tmpl.h"
 
+/* No gradients of captures. */
+static double *const no_sums[ATTUNE_EXPR_MAX_SYMBOLS] = {NULL};
+
 /* 1: load LSE and delta of all rows, and Q and dO of those in a span. */
 static void load_values(const attune__cpu_backward_run *run, const rows *it, const state *st)
 {
@@ -89,18 +93,15 @@ static void load_rows(const attune__cpu_backward_run *run, const rows *it, const
 }
 
 /* 2: load K and V, transposed for the products with Q and dO. */
-static void load_keys(const attune__cpu_backward_run *run, int64_t b, int64_t kv_h, const attune__kv_tile *tile,
-                      const state *st, span of)
+static void load_keys(const attune__cpu_backward_run *run, const attune__kv_tile *tile, const state *st, source k,
+                      source v, span of)
 {
-    const attune__forward *call = &run->call->forward;
     const attune__shape *shape = &run->base.program->shape;
     const NAME(cpu_kernels) *kernels = &run->base.device->KERNELS;
-    const int64_t kv0 = tile->kv0 + (int64_t)of.first;
-    const size_t count = columns_in(of, tile);
-    kernels->pack_k(st->k + of.first * shape->head_dim, row_at(&call->k, b, kv_h, kv0), row_stride(&call->k),
-                    call->k.dtype, count, shape->head_dim);
-    kernels->pack_k(st->v + of.first * shape->head_dim_v, row_at(&call->v, b, kv_h, kv0), row_stride(&call->v),
-                    call->v.dtype, count, shape->head_dim_v);
+    const size_t count = columns_in(of, tile), d = shape->head_dim, dv = shape->head_dim_v;
+    const ptrdiff_t first = (ptrdiff_t)of.first;
+    kernels->pack_k(st->k + of.first * d, k.rows + first * k.stride, k.stride, k.dtype, count, d);
+    kernels->pack_k(st->v + of.first * dv, v.rows + first * v.stride, v.stride, v.dtype, count, dv);
 }
 
 /* 4 and 5 for some columns of a row: P from the scores and LSE, and dS with respect to scale * dot(q, k). Capture
@@ -247,10 +248,9 @@ static rows rows_at(const attune__cpu_backward_run *run, int64_t index)
 
 /* 6: dQ += dS K. */
 static void add_keys(const attune__cpu_backward_run *run, const rows *it, const attune__kv_tile *tile, const state *st,
-                     extent of)
+                     extent of, source k)
 {
     const NAME(cpu_kernels) *kernels = &run->base.device->KERNELS;
-    const attune_tensor *k = &run->call->forward.k;
     const size_t d = run->base.program->shape.head_dim;
     const size_t panel_stride = ATTUNE__PANEL * attune__cpu_pad(run->base.block_n);
     span spans[MOST_SPANS];
@@ -258,8 +258,8 @@ static void add_keys(const attune__cpu_backward_run *run, const rows *it, const 
     bool finite = true;
     for (size_t i = 0; i < count; i++)
         finite &= kernels->pack_v(st->d_k + spans[i].first * ATTUNE__PANEL, panel_stride,
-                                  row_at(k, it->b, it->kv_h, tile->kv0 + (int64_t)spans[i].first), row_stride(k),
-                                  k->dtype, columns_in(spans[i], tile), d);
+                                  k.rows + (ptrdiff_t)spans[i].first * k.stride, k.stride, k.dtype,
+                                  columns_in(spans[i], tile), d);
     if (!finite) {
         clear_others(st, it, tile, of, st->d_s);
         for (size_t i = 0; i < count; i++)
@@ -275,6 +275,56 @@ static void add_keys(const attune__cpu_backward_run *run, const rows *it, const 
                                   columns_in(spans[i], tile), st->d_k + spans[i].first * ATTUNE__PANEL, panel_stride,
                                   st->ldq / ATTUNE__PANEL);
     }
+}
+
+/* One tile of the pass over rows of Q. */
+static void rows_and_keys(const attune__cpu_backward_run *run, const rows *it, const attune__kv_tile *tile,
+                          const state *st, extent of, source k, source v, double *const *sums)
+{
+    span spans[MOST_SPANS];
+    const size_t count = all_spans(st, it, tile, of, spans);
+    for (size_t i = 0; i < count; i++)
+        load_keys(run, tile, st, k, v, spans[i]);
+    recompute(run, it, tile, st, of, sums);
+    add_keys(run, it, tile, st, of, k);
+}
+
+/* The rows and keys of a sorted tile, without those that have no allowed pair: they are the last. */
+static void find_sorted(const state *st, const rows *it, const attune__kv_tile *tile, rows *some, attune__kv_tile *part)
+{
+    const size_t words = attune__cpu_pad(tile->count) / ATTUNE__PANEL;
+    span r;
+    *some = *it;
+    *part = *tile;
+    next_rows(st, it, EXTENT_CELLS, 0, words, 0, &r);
+    some->count = r.end;
+    part->count = last_column(st, it->count, tile);
+}
+
+static void rows_sorted(const attune__cpu_backward_run *run, const rows *it, const attune__kv_tile *tile,
+                        const state *st, source k, source v)
+{
+    const attune__shape *shape = &run->base.program->shape;
+    const uint16_t *places = row_places(&run->base, st);
+    state sorted = *st;
+    attune__kv_tile part;
+    rows some;
+    find_sorted(st, it, tile, &some, &part);
+    find_places(st, column_places(&run->base, st), tile->count);
+    k = sorted_rows(st, k, st->k_rows, tile->count, part.count, shape->head_dim);
+    v = sorted_rows(st, v, st->v_rows, tile->count, part.count, shape->head_dim_v);
+    sorted.q = st->sorted_q;
+    sorted.d_o = st->sorted_d_o;
+    sorted.d_q = st->sorted_d_q;
+    sorted.lse = st->sorted_lse;
+    sorted.delta = st->sorted_delta;
+    take_rows(sorted.q, st->q, places, some.count, st->ldq);
+    take_rows(sorted.d_o, st->d_o, places, some.count, st->ldo);
+    take_rows(sorted.d_q, st->d_q, places, some.count, st->ldq);
+    take_values_at(sorted.lse, st->lse, places, some.count);
+    take_values_at(sorted.delta, st->delta, places, some.count);
+    rows_and_keys(run, &some, &part, &sorted, EXTENT_CELLS, k, v, no_sums);
+    return_rows(st->d_q, sorted.d_q, places, some.count, st->ldq);
 }
 
 static void rows_item(const attune__cpu_backward_run *run, const rows *it, state *st, kept_bits *kept,
@@ -298,16 +348,14 @@ static void rows_item(const attune__cpu_backward_run *run, const rows *it, state
         const extent of = extent_of(&run->base, it, &tile, st);
         if (of == EXTENT_NONE)
             continue;
-        if (of == EXTENT_PAIRS) {
-            rows_by_pairs(run, it, &tile, st);
-            continue;
-        }
-        span spans[MOST_SPANS];
-        const size_t count = all_spans(st, it, &tile, of, spans);
-        for (size_t i = 0; i < count; i++)
-            load_keys(run, it->b, it->kv_h, &tile, st, spans[i]);
-        recompute(run, it, &tile, st, of, sums);
-        add_keys(run, it, &tile, st, of);
+        const source k = source_of(&call->k, it->b, it->kv_h, tile.kv0);
+        const source v = source_of(&call->v, it->b, it->kv_h, tile.kv0);
+        if (of == EXTENT_PAIRS)
+            rows_by_pairs(run, it, &tile, st, k, v);
+        else if (of == EXTENT_SORTED)
+            rows_sorted(run, it, &tile, st, k, v);
+        else
+            rows_and_keys(run, it, &tile, st, of, k, v, sums);
     }
     store(run, &run->call->d_q, it->b, it->h, it->q0, it->count, st->d_q, st->ldq, run->base.program->shape.head_dim,
           (REAL)call->scale);
@@ -346,9 +394,10 @@ static void transpose(const state *st, const REAL *from, span r, span c)
     }
 }
 
-/* A gradient of a tile of keys += from^T b, where b is rows of q or d_o: packed, those that have an allowed pair. */
+/* A gradient of a tile of keys += from^T b, where b is rows of q or d_o, to be packed: those that have an allowed pair.
+ */
 static void add_rows(const attune__cpu_backward_run *run, const rows *it, const attune__kv_tile *tile, const state *st,
-                     extent of, REAL *to, size_t ldto, REAL *from, REAL *b, const attune_tensor *tensor)
+                     extent of, REAL *to, size_t ldto, size_t columns, REAL *from, REAL *b, source rows_of_b)
 {
     const NAME(cpu_kernels) *kernels = &run->base.device->KERNELS;
     const size_t panel_stride = ATTUNE__PANEL * st->ldt, words = attune__cpu_pad(tile->count) / ATTUNE__PANEL;
@@ -356,8 +405,8 @@ static void add_rows(const attune__cpu_backward_run *run, const rows *it, const 
     bool finite = true;
     for (size_t next = 0; next_rows(st, it, of, 0, words, next, &r); next = r.end)
         finite &= kernels->pack_v(b + r.first * ATTUNE__PANEL, panel_stride,
-                                  row_at(tensor, it->b, it->h, it->q0 + (int64_t)r.first), row_stride(tensor),
-                                  tensor->dtype, r.end - r.first, (size_t)tensor->size[3]);
+                                  rows_of_b.rows + (ptrdiff_t)r.first * rows_of_b.stride, rows_of_b.stride,
+                                  rows_of_b.dtype, r.end - r.first, columns);
     if (!finite) {
         clear_others(st, it, tile, of, from);
         transpose(st, from, (span){0, it->count}, (span){0, tile->count});
@@ -379,27 +428,85 @@ static void add_rows(const attune__cpu_backward_run *run, const rows *it, const 
     }
 }
 
-/* One tile of keys with rows of one head of q. */
-static void keys_and_rows(const attune__cpu_backward_run *run, const rows *it, const attune__kv_tile *tile,
-                          const state *st)
+/* 6: dV += P^T dO, dK += dS^T Q. */
+static void add_all_rows(const attune__cpu_backward_run *run, const rows *it, const attune__kv_tile *tile,
+                         const state *st, extent of)
 {
-    static double *const none[ATTUNE_EXPR_MAX_SYMBOLS] = {NULL};
+    const attune__shape *shape = &run->base.program->shape;
+    /* A scaled Q is not the one of dK. */
+    const source q = run->base.program->choice.prescale_qk ? source_of(&run->call->forward.q, it->b, it->h, it->q0)
+                                                           : source_in(st->q, st->ldq);
+    add_rows(run, it, tile, st, of, st->d_v, st->ldo, shape->head_dim_v, st->p, st->o_panels,
+             source_in(st->d_o, st->ldo));
+    add_rows(run, it, tile, st, of, st->d_k, st->ldq, shape->head_dim, st->d_s, st->d_q, q);
+}
+
+static void keys_sorted(const attune__cpu_backward_run *run, const rows *it, const attune__kv_tile *tile, state *st,
+                        source k, source v)
+{
+    const attune__shape *shape = &run->base.program->shape;
+    const NAME(cpu_kernels) *kernels = &run->base.device->KERNELS;
+    const uint16_t *places = row_places(&run->base, st), *columns = column_places(&run->base, st);
+    const source q = source_of(&run->call->forward.q, it->b, it->h, it->q0);
+    const source d_o = source_of(&run->call->d_o, it->b, it->h, it->q0);
+    state sorted = *st;
+    attune__kv_tile part;
+    rows some;
+    find_sorted(st, it, tile, &some, &part);
+    find_places(st, columns, tile->count);
+    k = sorted_rows(st, k, st->k_rows, tile->count, part.count, shape->head_dim);
+    v = sorted_rows(st, v, st->v_rows, tile->count, part.count, shape->head_dim_v);
+    load_keys(run, &part, st, k, v, (span){0, attune__cpu_pad(part.count)});
+    st->packed = false;
+    find_places(st, places, it->count);
+    for (size_t r = 0; r < it->count; r++) {
+        const size_t place = st->at[r];
+        if (place >= some.count)
+            continue;
+        kernels->load_rows(st->q + place * st->ldq, st->ldq, q.rows + (ptrdiff_t)r * q.stride, q.stride, q.dtype, 1,
+                           shape->head_dim, 1);
+        kernels->load_rows(st->d_o + place * st->ldo, st->ldo, d_o.rows + (ptrdiff_t)r * d_o.stride, d_o.stride,
+                           d_o.dtype, 1, shape->head_dim_v, 1);
+    }
+    sorted.lse = st->sorted_lse;
+    sorted.delta = st->sorted_delta;
+    sorted.d_k = st->sorted_d_k;
+    sorted.d_v = st->sorted_d_v;
+    take_values_at(sorted.lse, st->lse, places, some.count);
+    take_values_at(sorted.delta, st->delta, places, some.count);
+    take_rows(sorted.d_k, st->d_k, columns, part.count, st->ldq);
+    take_rows(sorted.d_v, st->d_v, columns, part.count, st->ldo);
+    recompute(run, &some, &part, &sorted, EXTENT_CELLS, no_sums);
+    add_all_rows(run, &some, &part, &sorted, EXTENT_CELLS);
+    return_rows(st->d_k, sorted.d_k, columns, part.count, st->ldq);
+    return_rows(st->d_v, sorted.d_v, columns, part.count, st->ldo);
+}
+
+/* One tile of keys with rows of one head of q. */
+static void keys_and_rows(const attune__cpu_backward_run *run, const rows *it, const attune__kv_tile *tile, state *st,
+                          source k, source v)
+{
     const size_t words = attune__cpu_pad(tile->count) / ATTUNE__PANEL;
     const extent of = extent_of(&run->base, it, tile, st);
     span r;
     if (of == EXTENT_NONE)
         return;
     load_values(run, it, st);
+    if (of == EXTENT_SORTED) {
+        keys_sorted(run, it, tile, st, k, v);
+        return;
+    }
     for (size_t next = 0; next_rows(st, it, of, 0, words, next, &r); next = r.end)
         load_rows(run, it, st, r);
     if (of == EXTENT_PAIRS) {
-        keys_by_pairs(run, it, tile, st);
+        keys_by_pairs(run, it, tile, st, k, v);
         return;
     }
-    recompute(run, it, tile, st, of, none);
-    /* 6: dV += P^T dO, dK += dS^T Q. */
-    add_rows(run, it, tile, st, of, st->d_v, st->ldo, st->p, st->o_panels, &run->call->d_o);
-    add_rows(run, it, tile, st, of, st->d_k, st->ldq, st->d_s, st->d_q, &run->call->forward.q);
+    if (!st->packed)
+        load_keys(run, tile, st, k, v, (span){0, attune__cpu_pad(tile->count)});
+    st->packed = true;
+    recompute(run, it, tile, st, of, no_sums);
+    add_all_rows(run, it, tile, st, of);
 }
 
 /* A tile of keys of one head of k and v, with every row that attends to it: of all heads of the group, and of all
@@ -414,7 +521,8 @@ static void keys_item(const attune__cpu_backward_run *run, int64_t index, state 
     attune__kv_tile tile = {.kv0 = chunk * (int64_t)run->base.block_n};
     tile.count =
         call->kv_len - tile.kv0 < (int64_t)run->base.block_n ? (size_t)(call->kv_len - tile.kv0) : run->base.block_n;
-    load_keys(run, kv_b, kv_h, &tile, st, (span){0, attune__cpu_pad(tile.count)});
+    const source k = source_of(&call->k, kv_b, kv_h, tile.kv0), v = source_of(&call->v, kv_b, kv_h, tile.kv0);
+    st->packed = false;
     memset(st->d_k, 0, tile.count * st->ldq * sizeof(REAL));
     memset(st->d_v, 0, tile.count * st->ldo * sizeof(REAL));
     const int64_t first = kv_batch == 1 ? 0 : kv_b, end = kv_batch == 1 ? call->batch : kv_b + 1;
@@ -433,7 +541,7 @@ static void keys_item(const attune__cpu_backward_run *run, int64_t index, state 
                 tile.partial = part.partial;
                 if (tile.partial)
                     kept_next(kept, st);
-                keys_and_rows(run, &it, &tile, st);
+                keys_and_rows(run, &it, &tile, st, k, v);
             }
         }
     store(run, &run->call->d_k, kv_b, kv_h, tile.kv0, tile.count, st->d_k, st->ldq, shape->head_dim, (REAL)call->scale);

@@ -7,10 +7,19 @@
 /* st->pairs: bits are not evaluated yet. */
 #define UNKNOWN_PAIRS UINT32_MAX
 
-/* Products of partial tiles skip cells, of so many rows and a panel of columns, without an allowed pair. */
-#define CELL_ROWS 8
+/* Added to st->pairs: the tile is sorted, and places of its rows and columns are after its bits. */
+#define SORTED_TILE (1u << 31)
+
+#define CELL_ROWS ATTUNE__CELL_ROWS
 /* ATTUNE__PANEL columns each, of the largest tile. */
 #define MOST_SPANS 32
+
+/* Rows of a matrix, as a tile of k in its tensor. */
+typedef struct source {
+    const char *rows;
+    ptrdiff_t stride;
+    attune_dtype dtype;
+} source;
 
 /* Adjacent columns of a tile, from a multiple of a panel on. */
 typedef struct span {
@@ -82,6 +91,115 @@ static size_t allow_head(const attune__cpu_run *run, int64_t b, int64_t h, int64
         pairs += allowed;
     }
     return pairs;
+}
+
+static bool is_sorted(const state *st)
+{
+    return *st->pairs & SORTED_TILE;
+}
+
+static size_t allowed_pairs(const state *st)
+{
+    return *st->pairs & ~SORTED_TILE;
+}
+
+static uint16_t *row_places(const attune__cpu_run *run, const state *st)
+{
+    return st->bits + run->block_m * st->ldb;
+}
+
+static uint16_t *column_places(const attune__cpu_run *run, const state *st)
+{
+    return row_places(run, st) + attune__cpu_pad(run->block_m);
+}
+
+/* Sorts a tile if that brings its cost, in pairs of products, below `cost`. */
+static void sort_tile(const attune__cpu_run *run, const state *st, size_t rows, const attune__kv_tile *tile,
+                      size_t cost)
+{
+    const size_t pairs = allowed_pairs(st), words = attune__cpu_pad(tile->count) / ATTUNE__PANEL;
+    /* Copying rows there and back takes about as long as the products of an eighth of the tile. */
+    const size_t copies = rows * words * ATTUNE__PANEL / 8;
+    attune__order orders[2];
+    size_t cells[2] = {cost, cost};
+    if (!attune__cpu_sorts(&run->program->shape, (uint32_t)run->block_m, (uint32_t)run->block_n) ||
+        pairs + pairs / 4 + copies >= cost)
+        return;
+    for (int i = 0; i < 2 && (!i || cells[0] > pairs + pairs / 4); i++) {
+        attune__order_find(st->bits, st->ldb, rows, tile->count, i != 0, &orders[i]);
+        cells[i] = attune__order_cells(orders[i].bits[0], ATTUNE__ORDER_WORDS, rows, words);
+    }
+    const int best = cells[1] < cells[0];
+    if (cells[best] + copies >= cost)
+        return;
+    for (size_t r = 0; r < rows; r++)
+        memcpy(st->bits + r * st->ldb, orders[best].bits[r], words * sizeof *st->bits);
+    memcpy(row_places(run, st), orders[best].row, rows * sizeof *st->bits);
+    memcpy(column_places(run, st), orders[best].column, tile->count * sizeof *st->bits);
+    *st->pairs |= SORTED_TILE;
+}
+
+/* Bytes are a multiple of 16. Calls of memcpy would take longer than the rows of a tile. */
+static inline void copy_row(char *to, const char *from, size_t bytes)
+{
+    typedef struct part {
+        uint64_t half[2];
+    } part;
+    size_t i = 0;
+    for (; i + 64 <= bytes; i += 64) {
+        part parts[4];
+        memcpy(parts, from + i, sizeof parts);
+        memcpy(to + i, parts, sizeof parts);
+    }
+    for (; i < bytes; i += sizeof(part))
+        memcpy(to + i, from + i, sizeof(part));
+}
+
+/* to[i] = from[at[i]] of rows, */
+static void take_rows(REAL *to, const REAL *from, const uint16_t *at, size_t count, size_t ld)
+{
+    for (size_t i = 0; i < count; i++)
+        copy_row((char *)(to + i * ld), (const char *)(from + at[i] * ld), ld * sizeof *to);
+}
+
+/* and the reverse. */
+static void return_rows(REAL *to, const REAL *from, const uint16_t *at, size_t count, size_t ld)
+{
+    for (size_t i = 0; i < count; i++)
+        copy_row((char *)(to + at[i] * ld), (const char *)(from + i * ld), ld * sizeof *to);
+}
+
+/* Likewise of values. */
+static void take_values_at(REAL *to, const REAL *from, const uint16_t *at, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        to[i] = from[at[i]];
+}
+
+/* The columns up to the last that some row allows. */
+static size_t last_column(const state *st, size_t rows, const attune__kv_tile *tile)
+{
+    span spans[MOST_SPANS];
+    const size_t count = spans_of(st, 0, rows, tile, spans);
+    return count && spans[count - 1].end < tile->count ? spans[count - 1].end : tile->count;
+}
+
+/* st->at = the place of each of `count` rows or columns. */
+static void find_places(const state *st, const uint16_t *order, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        st->at[order[i]] = (uint16_t)i;
+}
+
+/* The first `end` of `count` rows in the order of find_places, as they are. They are read as they lie, which processors
+ * foresee. */
+static source sorted_rows(const state *st, source from, REAL *to, size_t count, size_t end, size_t columns)
+{
+    const size_t bytes = columns * attune_dtype_size(from.dtype);
+    for (size_t r = 0; r < count; r++)
+        if (st->at[r] < end)
+            copy_row((char *)to + st->at[r] * bytes, from.rows + (ptrdiff_t)r * from.stride, bytes);
+    return (source){(const char *)to, (ptrdiff_t)bytes, from.dtype};
 }
 
 #include "cpu/kept_tmpl.h"

@@ -8,7 +8,8 @@
  *     serving.c   sequences and pages of a cache    cache_tmpl.h      its keys in a tile
  *     append.c    new rows of a cache               partial_tmpl.h    its partial tiles
  *     mask.c      masks computed from a tensor      bits_tmpl.h       the bits of a partial tile
- *                                                   kept_tmpl.h       those that heads share
+ *     order.c     an order of a tile's rows and     kept_tmpl.h       those that heads share
+ *                 keys                              sorted_tmpl.h     tiles in such an order
  *                                                   backward*         likewise for the backward pass
  *                                                   matrix.h          a tile of 16-bit matrices
  *     merge.c     merging                           block_iterator.h  the tiles of a row of blocks
@@ -26,6 +27,7 @@
 #include "backend.h"
 #include "cpu/functions.h"
 #include "cpu/kernels.h"
+#include "cpu/order.h"
 #include "base/threads.h"
 #include "plan/layout_cpu.h"
 

@@ -128,13 +128,6 @@ static void load_q(const attune__cpu_run *run, const item *it, const state *st)
             (ptrdiff_t)(q->stride[2] * (int64_t)element), q->dtype, it->queries, shape->head_dim, factor);
 }
 
-/* A tile of k or v in its tensor. */
-typedef struct source {
-    const char *rows;
-    ptrdiff_t stride;
-    attune_dtype dtype;
-} source;
-
 #include "cpu/cache_tmpl.h"
 
 static source source_at(const attune_tensor *tensor, const item *it, const attune__kv_tile *tile)
@@ -283,10 +276,35 @@ static void load_q_once(const attune__cpu_run *run, const item *it, const state 
 }
 
 #include "cpu/partial_tmpl.h"
-
 #ifdef MATRIX
 #include "cpu/matrix.h"
 #endif
+#include "cpu/sorted_tmpl.h"
+
+/* Evaluates the mask of a tile. Returns true if that, or one of the functions above, was all that there is to do. */
+static bool attend_partial(const attune__cpu_run *run, const item *it, const state *st, const attune__kv_tile *tile,
+                           source k, source v, form *held)
+{
+    const size_t pairs = allow_tile(run, it, st, tile);
+    if (!pairs)
+        return true;
+    if (it->rows <= DIRECT_ROWS)
+        return false;
+    if (is_sorted(st)) {
+        attend_sorted(run, it, st, tile, k, v, held);
+        return true;
+    }
+    const costs c = costs_of(run, it, st, tile);
+    const bool by_pairs = least_cost(c, pairs) < (c.cells < c.whole ? c.cells : c.whole);
+    if (!by_pairs && c.cells >= c.whole)
+        return false;
+    load_q_once(run, it, st, held);
+    if (by_pairs)
+        attend_pairs(run, it, st, tile, k, v);
+    else
+        attend_cells(run, it, st, tile, k, v);
+    return true;
+}
 
 static void attend_tile(const attune__cpu_run *run, const item *it, const state *st, const attune__kv_tile *tile,
                         form *held)

@@ -27,7 +27,7 @@ static kept_bits kept_at(const attune__cpu_run *run, const state *st)
         .bits = st->kept_bits,
         .other_bits = st->bits,
         .room = attune__cpu_kept_tiles(&run->program->shape, (uint32_t)run->block_m, (uint32_t)run->block_n),
-        .words = run->block_m * st->ldb,
+        .words = (size_t)attune__cpu_tile_words(&run->program->shape, (uint32_t)run->block_m, (uint32_t)run->block_n),
         .of = {.list = -1},
     };
 }

@@ -27,6 +27,13 @@ static bool pack_q(const attune__cpu_run *run, const item *it, const state *st)
     return finite;
 }
 
+static bool pack_q_once(const attune__cpu_run *run, const item *it, const state *st, form *held)
+{
+    if (*held != FORM_PACKED)
+        *held = pack_q(run, it, st) ? FORM_PACKED : FORM_NONE;
+    return *held == FORM_PACKED;
+}
+
 /* Online softmax of rows of scores, which become P in place. */
 static void softmax_matrix(const attune__cpu_run *run, const item *it, const state *st, size_t first, size_t rows,
                            const attune__kv_tile *tile, span c, size_t summands)
@@ -70,11 +77,8 @@ static bool attend_matrix(const attune__cpu_run *run, const item *it, const stat
     const size_t k_stride = d_blocks * ATTUNE__BLOCK_K * ATTUNE__PANEL * summands;
     const size_t v_stride = blocks_of(run->block_n) * ATTUNE__BLOCK_K * ATTUNE__PANEL * summands;
     uint16_t *packed_k = (uint16_t *)(void *)st->k, *packed_v = (uint16_t *)(void *)st->v;
-    if (*held != FORM_PACKED && !pack_q(run, it, st)) {
-        *held = FORM_NONE;
+    if (!pack_q_once(run, it, st, held))
         return false;
-    }
-    *held = FORM_PACKED;
     if (!matrix->pack_k(packed_k, k_stride, k.rows, k.stride, k.dtype, tile->count, d) ||
         !matrix->pack_v(packed_v, v_stride, v.rows, v.stride, v.dtype, tile->count, run->program->shape.head_dim_v))
         return false;

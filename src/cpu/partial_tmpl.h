@@ -149,16 +149,37 @@ static void attend_cells(const attune__cpu_run *run, const item *it, const state
 }
 
 /* Whether rows of a tile have an allowed pair. */
-static void mark_rows(const item *it, const state *st, const attune__kv_tile *tile)
+static void mark_rows(const attune__cpu_run *run, const item *it, const state *st, const attune__kv_tile *tile)
 {
     const size_t words = attune__cpu_pad(tile->count) / ATTUNE__PANEL;
+    const uint16_t *places = is_sorted(st) ? row_places(run, st) : NULL;
     for (size_t r = 0; r < it->rows; r++) {
         uint32_t any = 0;
         for (size_t w = 0; w < words; w++)
             any |= st->bits[r * st->ldb + w];
         if (any)
-            st->valid[r] = 1;
+            st->valid[places ? places[r] : r] = 1;
     }
+}
+
+/* The cost of a tile's products, in pairs, of cells alone or of the whole tile. */
+typedef struct costs {
+    size_t cells, whole;
+} costs;
+
+static costs costs_of(const attune__cpu_run *run, const item *it, const state *st, const attune__kv_tile *tile)
+{
+    const size_t words = attune__cpu_pad(tile->count) / ATTUNE__PANEL;
+    return (costs){
+        .cells = attune__order_cells(st->bits, st->ldb, it->rows, words),
+        .whole = run->program->matrix ? matrix_cost(it, st, tile) : it->rows * words * ATTUNE__PANEL,
+    };
+}
+
+static size_t least_cost(costs c, size_t pairs)
+{
+    const size_t least = c.cells < c.whole ? c.cells : c.whole;
+    return pairs >= LEAST_PAIRS && pairs * PAIR_COST < least ? pairs * PAIR_COST : least;
 }
 
 /* Evaluates the mask of a tile, unless an earlier head did, and returns the number of allowed pairs. */
@@ -176,36 +197,9 @@ static size_t allow_tile(const attune__cpu_run *run, const item *it, const state
             pairs += of_head;
         }
         *st->pairs = (uint32_t)pairs;
+        if (pairs && it->rows > DIRECT_ROWS)
+            sort_tile(run, st, it->rows, tile, least_cost(costs_of(run, it, st, tile), pairs));
     }
-    mark_rows(it, st, tile);
-    return *st->pairs;
-}
-
-/* Evaluates the mask of a tile. Returns true if that, or one of the functions above, was all that there is to do. */
-static bool attend_partial(const attune__cpu_run *run, const item *it, const state *st, const attune__kv_tile *tile,
-                           source k, source v, form *held)
-{
-    const size_t columns = attune__cpu_pad(tile->count);
-    const size_t pairs = allow_tile(run, it, st, tile);
-    size_t cells = 0;
-    span spans[MOST_SPANS];
-    if (!pairs)
-        return true;
-    if (it->rows <= DIRECT_ROWS)
-        return false;
-    for (size_t r = 0; r < it->rows; r += CELL_ROWS) {
-        const size_t rows = rows_of_cells(it->rows, r), count = spans_of(st, r, rows, tile, spans);
-        for (size_t i = 0; i < count; i++)
-            cells += rows * (spans[i].end - spans[i].first);
-    }
-    const size_t whole = run->program->matrix ? matrix_cost(it, st, tile) : it->rows * columns;
-    const bool by_pairs = pairs >= LEAST_PAIRS && pairs * PAIR_COST < (cells < whole ? cells : whole);
-    if (!by_pairs && cells >= whole)
-        return false;
-    load_q_once(run, it, st, held);
-    if (by_pairs)
-        attend_pairs(run, it, st, tile, k, v);
-    else
-        attend_cells(run, it, st, tile, k, v);
-    return true;
+    mark_rows(run, it, st, tile);
+    return allowed_pairs(st);
 }

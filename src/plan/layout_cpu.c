@@ -28,15 +28,16 @@ static attune__cpu_sizes sizes_of(const attune__shape *shape, uint32_t block_m, 
         .n = n,
         .d = attune__cpu_pad(shape->head_dim),
         .dv = attune__cpu_pad(shape->head_dim_v),
-        .rows = block_m,
-        .words = n / ATTUNE__PANEL,
+        .bits = attune__cpu_tile_words(shape, block_m, block_n),
         .widest = shape->head_dim > shape->head_dim_v ? shape->head_dim : shape->head_dim_v,
         .expr = shape->expr_scratch,
         .bounds = shape->bounds_scratch,
         .cache = shape->tokens != 0,
         .longest = attune__cpu_pad(block_m > block_n ? block_m : block_n),
         .masked = shape->block_mask,
-        .converted = shape->block_mask && !shape->score_expr && shape->k_dtype != attune__shape_real(shape),
+        .sorted = attune__cpu_sorts(shape, block_m, block_n),
+        .staged = shape->block_mask && !shape->score_expr &&
+                  (attune__cpu_sorts(shape, block_m, block_n) || shape->k_dtype != attune__shape_real(shape)),
     };
 }
 
@@ -88,13 +89,23 @@ attune__cpu_part_layout attune__cpu_part_layout_make(const attune__shape *shape,
     return l;
 }
 
+bool attune__cpu_sorts(const attune__shape *shape, uint32_t block_m, uint32_t block_n)
+{
+    return shape->block_mask && !shape->score_expr && !shape->tokens && block_m <= ATTUNE__CPU_SORTED &&
+           block_n <= ATTUNE__CPU_SORTED;
+}
+
+uint64_t attune__cpu_tile_words(const attune__shape *shape, uint32_t block_m, uint32_t block_n)
+{
+    const uint64_t m = attune__cpu_pad(block_m), n = attune__cpu_pad(block_n);
+    return block_m * (n / ATTUNE__PANEL) + (attune__cpu_sorts(shape, block_m, block_n) ? m + n : 0);
+}
+
 uint32_t attune__cpu_kept_tiles(const attune__shape *shape, uint32_t block_m, uint32_t block_n)
 {
     if (!shape->block_mask || shape->expr.mask.reads_head || shape->heads < 2 || shape->tokens)
         return 0;
-    const attune__cpu_sizes z = sizes_of(shape, block_m, block_n);
-    const uint64_t one = attune__round_up64(z.rows * z.words * sizeof(uint16_t), ATTUNE__CPU_ALIGNMENT) +
-                         attune__round_up64(z.n * sizeof(uint16_t), ATTUNE__CPU_ALIGNMENT);
+    const uint64_t one = sizeof(uint16_t) * attune__cpu_tile_words(shape, block_m, block_n) + sizeof(uint32_t);
     const uint64_t keys = ((uint64_t)shape->kv_len + block_n - 1) / block_n;
     const uint64_t rows = ((uint64_t)shape->q_len + block_m - 1) / block_m;
     const uint64_t most = KEPT_BYTES / one, tiles = shape->direction == ATTUNE_BACKWARD && rows > keys ? rows : keys;

@@ -15,6 +15,9 @@
  * include the padding. */
 #define ATTUNE__CPU_ALIGNMENT ((size_t)64)
 
+/* The most rows, and columns, of a tile that is sorted (cpu/order.h). */
+#define ATTUNE__CPU_SORTED 128
+
 /* Sizes are padded to whole panels. */
 static inline size_t attune__cpu_pad(size_t n)
 {
@@ -23,7 +26,7 @@ static inline size_t attune__cpu_pad(size_t n)
 
 typedef struct attune__cpu_sizes {
     uint64_t m, n, d, dv; /* of a tile, and the head dimensions, padded */
-    uint64_t rows, words; /* of a tile's bits: block_m, and words of a panel's columns */
+    uint64_t bits;        /* attune__cpu_tile_words */
     uint64_t widest;      /* elements of a row of k or of v */
     uint64_t expr;        /* shape->expr_scratch */
     uint64_t bounds;      /* shape->bounds_scratch */
@@ -31,7 +34,8 @@ typedef struct attune__cpu_sizes {
     uint64_t kept;        /* attune__cpu_kept_tiles */
     uint64_t longest;     /* of m and n */
     uint64_t masked;      /* 1 with a mask, else 0 */
-    uint64_t converted;   /* 1 if pairs are computed by themselves and k and v are not in REAL, else 0 */
+    uint64_t sorted;      /* 1 if tiles may be sorted (attune__cpu_sorts), else 0 */
+    uint64_t staged;      /* 1 if rows of k and v are copied, for that or for pairs by themselves, else 0 */
 } attune__cpu_sizes;
 
 /* Forward and decode: what the core's cache should hold. */
@@ -48,8 +52,14 @@ typedef struct attune__cpu_sizes {
 
 /* The rest: for the allowed pairs of a tile; of a call over a cache; for bits that heads share. */
 #define ATTUNE__CPU_THREAD(ARRAY)                                                                                      \
-    ARRAY(uint16_t, at, 1, z.n)            /* columns of one row */                                                    \
-    ARRAY(uint16_t, bits, z.rows, z.words) /* of all rows of a partial tile */                                         \
+    ARRAY(uint16_t, at, 1, z.n)                  /* columns of one row */                                              \
+    ARRAY(uint16_t, bits, 1, z.bits)             /* of a partial tile */                                               \
+    ARRAY(REAL, sorted_q, (z.sorted * z.m), z.d) /* rows of q and o, and of k and v, of a sorted tile */               \
+    ARRAY(REAL, sorted_o, (z.sorted * z.m), z.dv)                                                                      \
+    ARRAY(REAL, sorted_m, (z.sorted * z.m), 1)                                                                         \
+    ARRAY(REAL, sorted_l, (z.sorted * z.m), 1)                                                                         \
+    ARRAY(REAL, sorted_k, (z.sorted * z.n), z.d)                                                                       \
+    ARRAY(REAL, sorted_v, (z.sorted * z.n), z.dv)                                                                      \
     ARRAY(void, expr, 1, z.expr)                                                                                       \
     ARRAY(void, bounds, z.cache, z.bounds)        /* of the mask over a tile */                                        \
     ARRAY(REAL, stage, (z.cache * z.n), z.widest) /* the rows of k, or v, of a tile */                                 \
@@ -59,7 +69,7 @@ typedef struct attune__cpu_sizes {
     ARRAY(REAL, sum_valid, (z.cache * z.m), 1)                                                                         \
     ARRAY(uint8_t, absent, z.cache, z.n) /* of each key of a tile: it is in no page */                                 \
     ARRAY(uint32_t, kept_pairs, z.kept, 1)                                                                             \
-    ARRAY(uint16_t, kept_bits, (z.kept * z.rows), z.words)
+    ARRAY(uint16_t, kept_bits, z.kept, z.bits)
 
 /* Backward, for either loop: what the core's cache should hold, and the rest. */
 #define ATTUNE__CPU_BACKWARD_TILE(ARRAY)                                                                               \
@@ -81,12 +91,19 @@ typedef struct attune__cpu_sizes {
 #define ATTUNE__CPU_BACKWARD_THREAD(ARRAY)                                                                             \
     ARRAY(uint16_t, at, z.masked, z.longest)                     /* columns of one row, or rows of one column */       \
     ARRAY(uint16_t, panel_rows, (z.masked * ATTUNE__PANEL), z.m) /* rows of each column of a panel */                  \
-    ARRAY(uint16_t, bits, (z.masked * z.rows), z.words)          /* of all rows of a partial tile */                   \
+    ARRAY(uint16_t, bits, z.masked, z.bits)                      /* of a partial tile */                               \
     ARRAY(void, expr, 1, z.expr)                                                                                       \
-    ARRAY(REAL, k_rows, (z.converted * z.n), z.d) /* of a tile of keys, for its allowed pairs */                       \
-    ARRAY(REAL, v_rows, (z.converted * z.n), z.dv)                                                                     \
+    ARRAY(REAL, k_rows, (z.staged * z.n), z.d) /* of a tile of keys, for its allowed pairs or in another order */      \
+    ARRAY(REAL, v_rows, (z.staged * z.n), z.dv)                                                                        \
+    ARRAY(REAL, sorted_q, (z.sorted * z.m), z.d) /* rows of q, d_o and their gradient, of a sorted tile */             \
+    ARRAY(REAL, sorted_d_o, (z.sorted * z.m), z.dv)                                                                    \
+    ARRAY(REAL, sorted_d_q, (z.sorted * z.m), z.d)                                                                     \
+    ARRAY(REAL, sorted_lse, (z.sorted * z.m), 1)                                                                       \
+    ARRAY(REAL, sorted_delta, (z.sorted * z.m), 1)                                                                     \
+    ARRAY(REAL, sorted_d_k, (z.sorted * z.n), z.d) /* likewise of keys */                                              \
+    ARRAY(REAL, sorted_d_v, (z.sorted * z.n), z.dv)                                                                    \
     ARRAY(uint32_t, kept_pairs, z.kept, 1)                                                                             \
-    ARRAY(uint16_t, kept_bits, (z.kept * z.rows), z.words)
+    ARRAY(uint16_t, kept_bits, z.kept, z.bits)
 
 /* A partial result of a call over a cache. */
 #define ATTUNE__CPU_PART(ARRAY)                                                                                        \
@@ -119,6 +136,11 @@ uint64_t attune__cpu_backward_thread_size(const attune__shape *shape, uint32_t b
                                           uint32_t block_m2, uint32_t block_n2);
 attune__cpu_part_layout attune__cpu_part_layout_make(const attune__shape *shape, uint32_t block_m);
 
+/* Whether rows and columns of a partial tile may be brought into another order (cpu/order.h): with a mask, and without
+ * a score expression, which is evaluated for adjacent columns. */
+bool attune__cpu_sorts(const attune__shape *shape, uint32_t block_m, uint32_t block_n);
+/* Of a partial tile: words of a panel's columns for each row, and for a sorted one the places of rows and columns. */
+uint64_t attune__cpu_tile_words(const attune__shape *shape, uint32_t block_m, uint32_t block_n);
 /* The tiles of a row of blocks, or in backward of a column, whose bits a thread keeps, for the heads that share them.
  */
 uint32_t attune__cpu_kept_tiles(const attune__shape *shape, uint32_t block_m, uint32_t block_n);
