@@ -79,7 +79,9 @@ const seriesName = row => several ? `${row.by} · ${label(row.file)}` : row.by;
 const all = groups.flatMap(group => group.rows);
 /* Bytes per second; in decode only those of keys that the mask allows. */
 const read = row => (row.bytes_per_second || 0) * (decodes(row) && row.density > 0 ? row.density : 1);
-const decodes = row => row.q !== undefined && row.q <= 16;
+const decodes = row => row.kind !== 'ranks' && row.q !== undefined && row.q <= 16;
+/* Kinds that have a section of their own. */
+const apart = row => row.kind === 'serving' || row.kind === 'ranks';
 
 /* The device with most rows has the first colour; peers have quieter ones. */
 const count = name => all.reduce((sum, row) => sum + (seriesName(row) === name), 0);
@@ -192,28 +194,30 @@ const plain = value => value === 0 ? '0' : value >= 1e4 && value < 1e6 && value 
 
 /* ------------------------------------------------------------------------------------------------------------- bars */
 
-/* Horizontal bars: a block for each workload, a bar for each series. metric(row) is the length; `limit` a marked value. */
-function bars(title, rows, metric, unit, low, high, limit) {
-  const blocks = new Map();
+/* Horizontal bars: a block for each workload, a bar for each series. metric(row) is the length; from low(row) to high(row) are most
+   samples; `limit` is a marked value, or one of each row: {name, of(row)}; place(row) is the block, if not the workload; `zero`: bars
+   may have no length. */
+function bars(title, rows, metric, unit, { low, high, limit, place, zero, least = 0 } = {}) {
+  const blocks = new Map(), has = row => row.ok && (metric(row) > 0 || zero && metric(row) === 0);
   for (const row of rows) {
-    const key = rows.some(other => other !== row && other.workload === row.workload && seriesName(other) === seriesName(row) && other.dtype === row.dtype && other.shape !== row.shape)
+    const key = place ? place(row) : rows.some(other => other !== row && other.workload === row.workload && seriesName(other) === seriesName(row) && other.dtype === row.dtype && other.shape !== row.shape)
       ? `${row.workload.replace(/^peer: (OpenBLAS )?/, '')} ${row.shape || ''}` : row.workload.replace(/^peer: /, '');
     if (!blocks.has(key)) blocks.set(key, []);
     blocks.get(key).push(row);
   }
   const types = new Set(rows.map(row => row.dtype).filter(type => type && type !== '-'));
   const nameOf = row => seriesName(row) + (types.size > 1 ? ` ${row.dtype}` : '');
-  const timed = rows.filter(row => row.ok && metric(row) > 0);
-  const most = Math.max(...timed.map(row => high ? high(row) || metric(row) : metric(row)), limit ? limit.value : 0) || 1;
+  const timed = rows.filter(has);
+  const most = Math.max(...timed.map(row => Math.max(high ? high(row) || metric(row) : metric(row), limit && limit.of ? limit.of(row) || 0 : 0)), limit && limit.value || 0, least) || 1;
   const { scale, name } = typeof unit === 'string' ? unitOf([most], unit) : unit;
   const used = [...new Set(rows.filter(row => !row.peer || PEERS[row.device]).map(seriesName))];
   const legend = used.length > 1 || limit ? used.map(series => ({ name: series, colour: colour(series) })) : null;
-  if (limit && legend) legend.push({ name: `${limit.name}: ${digits(limit.value / scale)} ${name}`, line: true });
+  if (limit && legend) legend.push({ name: limit.of ? limit.name : `${limit.name}: ${digits(limit.value / scale)} ${name}`, line: true });
   const fill = row => row.peer && !PEERS[row.device] ? 'var(--s1)' : colour(seriesName(row));
   const draw = width => {
     const narrow = width < 560, bar = 13, gap = 3, between = narrow ? 12 : 13;
     const left = narrow ? 0 : Math.min(250, Math.max(...[...blocks.keys()].map(key => widthOf(key))) + 14);
-    const right = types.size > 1 ? 92 : 56, x = value => left + (width - left - right) * value / most;
+    const right = 56 + (types.size > 1 ? 6 + Math.max(...[...types].map(type => widthOf(type))) : 0), x = value => left + (width - left - right) * value / most;
     const marks = [], steps = ticks(most / scale, narrow ? 4 : 6);
     let y = 8;
     const body = [];
@@ -222,7 +226,7 @@ function bars(title, rows, metric, unit, low, high, limit) {
       if (narrow) y += 5;
       else body.push(text(left - 10, y + (list.length * (bar + gap) - gap) / 2 + 4, 'end', cut(key, left - 12), 'ink'));
       for (const row of list) {
-        if (!row.ok || !(metric(row) > 0)) {
+        if (!has(row)) {
           body.push(note(`${key}, ${nameOf(row)}: ${row.status}: ${row.message || ''}`, svg('rect', { x: left, y: y + bar / 2 - 1, width: 10, height: 2, fill: fill(row) }), text(left + 15, y + bar - 3, 'start', cut(row.status === 'ok' ? 'no figure' : row.status, width - left - 15))));
         } else {
           const end = x(metric(row)), tip = `${key}, ${nameOf(row)}: ${digits(metric(row) / scale)} ${name}, ${time(row.median_seconds)}${row.plan ? `, ${row.plan}` : ''}`;
@@ -232,6 +236,12 @@ function bars(title, rows, metric, unit, low, high, limit) {
             after = Math.max(end, x(high(row)));
             group.push(svg('path', { class: 'whisker', fill: 'none', d: `M${x(low(row))} ${y + bar / 2}H${x(high(row))}M${x(low(row))} ${y + 4}v${bar - 8}M${x(high(row))} ${y + 4}v${bar - 8}` }));
           }
+          if (limit && limit.of && limit.of(row) > 0) {
+            const goal = x(limit.of(row));
+            group.push(svg('path', { class: 'mark', d: `M${goal} ${y - 1}v${bar + 2}` }));
+            // Nearer to the end of the bar than words are wide, it would cross them.
+            if (goal >= after && goal < after + 60) after = goal;
+          }
           group.push(text(after + 5, y + bar - 3, 'start', digits(metric(row) / scale) + (types.size > 1 ? ` ${row.dtype}` : ''), 'halo'));
           body.push(note(tip, ...group));
         }
@@ -240,16 +250,17 @@ function bars(title, rows, metric, unit, low, high, limit) {
       y += between - gap;
     }
     for (const step of steps) marks.push(svg('line', { class: step ? 'grid' : 'axis', x1: x(step * scale), x2: x(step * scale), y1: 2, y2: y }), text(x(step * scale), y + 15, step ? 'middle' : narrow ? 'start' : 'middle', plain(step)));
-    if (limit) marks.push(svg('line', { class: 'mark', x1: x(limit.value), x2: x(limit.value), y1: 2, y2: y }));
+    if (limit && !limit.of) marks.push(svg('line', { class: 'mark', x1: x(limit.value), x2: x(limit.value), y1: 2, y2: y }));
     marks.push(...body);
     marks.push(text(x(most), y + 32, 'end', name));
     return { height: y + 38, marks };
   };
   const columns = [
     { title: 'workload', value: row => row.workload }, { title: 'by', value: nameOf },
-    { title: name, number: true, value: row => row.ok ? metric(row) / scale : undefined, text: row => row.ok && metric(row) > 0 ? digits(metric(row) / scale) : row.status },
+    { title: name, number: true, value: row => row.ok ? metric(row) / scale : undefined, text: row => has(row) ? digits(metric(row) / scale) : row.ok ? 'no figure' : row.status },
+    limit && limit.of ? { title: limit.name, number: true, value: row => limit.of(row) ? limit.of(row) / scale : undefined, text: row => limit.of(row) ? digits(limit.of(row) / scale) : '' } : null,
     { title: 'time', number: true, value: row => row.median_seconds, text: row => row.ok ? time(row.median_seconds) : '' },
-    { title: 'plan', value: row => row.plan || row.message || '', wrap: true }];
+    { title: 'plan', value: row => row.plan || row.message || '', wrap: true }].filter(Boolean);
   return figure(title, draw, columns, rows, legend);
 }
 
@@ -338,7 +349,7 @@ function summary() {
 const spread = (row, field) => row.median_seconds && row[field] ? row.median_seconds / row[field] : 0;
 
 function workloads() {
-  const shown = groups.filter(group => group.rows.length && !(group.rows.every(row => decodes(row) || row.peer && !PEERS[row.device]) && group.rows.some(decodes)));
+  const shown = groups.filter(group => group.rows.length && !(group.rows.every(row => decodes(row) || apart(row) || row.peer && !PEERS[row.device]) && group.rows.some(row => decodes(row) || apart(row))));
   if (!shown.length) return;
   const node = section('workloads', 'Workloads');
   const merged = new Map();
@@ -352,21 +363,21 @@ function workloads() {
   for (const { title, groups: parts } of [...merged.values()].sort((a, b) => rank(a) - rank(b))) {
     const rows = parts.flatMap(part => part.rows);
     const step = rows.some(row => (row.name || '').endsWith('/step'));
-    const masks = rows.filter(row => row.kind === 'mask'), rest = rows.filter(row => row.kind !== 'mask' && !decodes(row));
+    const masks = rows.filter(row => row.kind === 'mask'), rest = rows.filter(row => row.kind !== 'mask' && !decodes(row) && !apart(row));
     if (title) node.append(html('h3', {}, title));
     const about = parts.map(part => part.command).find(Boolean);
     if (about) node.append(html('details', {}, html('summary', {}, 'Command'), html('code', {}, about.replace(/\{(\w+)\}/g, '$1'))));
     /* Other programs' rows have no FLOP. */
-    if (rest.length && (step || !rest.some(row => row.flop_per_second > 0))) node.append(bars(`${title || 'Workloads'}: time`, rest, row => row.median_seconds * 1e3, { scale: 1, name: 'ms, less is better' }, row => row.p10_seconds * 1e3, row => row.p90_seconds * 1e3));
-    else if (rest.length) node.append(bars(`${title || 'Workloads'}: FLOP/s`, rest, row => row.flop_per_second || 0, 'FLOP/s', row => row.flop_per_second * spread(row, 'p90_seconds'), row => row.flop_per_second * spread(row, 'p10_seconds')));
-    if (masks.length) node.append(bars(`${title || 'Block masks'}: time`, masks, row => row.median_seconds * 1e3, { scale: 1, name: 'ms, less is better' }, row => row.p10_seconds * 1e3, row => row.p90_seconds * 1e3));
+    if (rest.length && (step || !rest.some(row => row.flop_per_second > 0))) node.append(bars(`${title || 'Workloads'}: time`, rest, row => row.median_seconds * 1e3, { scale: 1, name: 'ms, less is better' }, { low: row => row.p10_seconds * 1e3, high: row => row.p90_seconds * 1e3 }));
+    else if (rest.length) node.append(bars(`${title || 'Workloads'}: FLOP/s`, rest, row => row.flop_per_second || 0, 'FLOP/s', { low: row => row.flop_per_second * spread(row, 'p90_seconds'), high: row => row.flop_per_second * spread(row, 'p10_seconds') }));
+    if (masks.length) node.append(bars(`${title || 'Block masks'}: time`, masks, row => row.median_seconds * 1e3, { scale: 1, name: 'ms, less is better' }, { low: row => row.p10_seconds * 1e3, high: row => row.p90_seconds * 1e3 }));
   }
 }
 
 function lengths() {
   const lines = new Map();
   for (const row of all) {
-    if (!row.ok || !row.k || decodes(row) || !(row.flop_per_second > 0) || row.kind === 'mask' || row.peer && !PEERS[row.device]) continue;
+    if (!row.ok || !row.k || decodes(row) || !(row.flop_per_second > 0) || row.kind === 'mask' || apart(row) || row.peer && !PEERS[row.device]) continue;
     const workload = row.workload.replace(/_?\d+k(?=_|$)/, '');
     const way = /\/(backward|step)$/.exec(row.name || '') || (row.peer && /^(Backward|Steps)/.exec(row.group.title || ''));
     const part = row.group.title === 'Forward' ? '' : row.group.title || (way ? way[1] : '');
@@ -410,16 +421,63 @@ function decode() {
   const node = section('decode', 'Decode', html('p', { class: 'quiet' }, 'One query, or a few, against many keys: bound by how fast keys and values are read. The dashed line is what the device reaches on a large copy, read plus write. Where a mask leaves out keys, only the others count.'));
   const places = [...new Set(rows.map(row => row.by))];
   for (const place of places) {
-    const list = rows.filter(row => row.by === place), known = [...devices.values()].filter(device => device.name.split(',')[0] === place.split(',')[0] && device.copy);
     if (places.length > 1) node.append(html('h3', {}, place));
-    const own = known.find(device => device.name === place);
-    const limit = own ? { value: own.copy, name: 'copy' } : known.length ? { value: known[0].copy, name: 'copy, measured with CUDA' } : null;
-    node.append(bars(`Decode on ${place}: B/s`, list, read, 'B/s', row => read(row) * spread(row, 'p90_seconds'), row => read(row) * spread(row, 'p10_seconds'), limit));
+    node.append(bandwidth('Decode', place, rows.filter(row => row.by === place)));
   }
 }
 
+/* Bytes per second of a device's rows, beside its copy. */
+function bandwidth(what, place, rows) {
+  const known = [...devices.values()].filter(device => device.name.split(',')[0] === place.split(',')[0] && device.copy);
+  const own = known.find(device => device.name === place);
+  const limit = own ? { value: own.copy, name: 'copy' } : known.length ? { value: known[0].copy, name: 'copy, measured with CUDA' } : null;
+  return bars(`${what} on ${place}: B/s`, rows, read, 'B/s', { low: row => read(row) * spread(row, 'p90_seconds'), high: row => read(row) * spread(row, 'p10_seconds'), limit });
+}
+
+/* A chart with a heading and a sentence. */
+const titled = (title, words, chart) => [html('h3', {}, title), words ? html('p', { class: 'quiet' }, words) : null, chart].filter(Boolean);
+
+function serving() {
+  const rows = all.filter(row => row.kind === 'serving');
+  if (!rows.length) return;
+  const node = section('serving', 'Serving', html('p', { class: 'quiet' }, 'A batch of sequences over a paged cache, one layer: the mean of the layers where a model has several kinds. Its shape has sequences (s), rows (t), query and key heads (h), keys of all sequences (k) and the head dimension (d).'));
+  if (!rows.some(row => row.ok)) { node.append(html('p', { class: 'bad' }, 'No row was timed.')); return; }
+  const places = [...new Set(rows.map(row => row.by))];
+  for (const place of places)
+    node.append(...titled(places.length > 1 ? `B/s on ${place}` : 'B/s', 'Of the queries, results, keys and values that a layer reads and writes. The dashed line is the device\u2019s copy.', bandwidth('Serving', place, rows.filter(row => row.by === place))));
+  node.append(...titled('Time of a layer', null, bars('Serving: time of a layer', rows, row => row.median_seconds * 1e6, { scale: 1, name: 'µs, less is better' }, { low: row => row.p10_seconds * 1e6, high: row => row.p90_seconds * 1e6 })));
+  const tokens = row => row.tokens_per_second || 0;
+  node.append(...titled('Tokens per second', 'Rows of the batch over the time of one layer: a model divides it by its number of layers.',
+    bars('Serving: tokens per second', rows, tokens, 'tokens/s', { low: row => tokens(row) * spread(row, 'p90_seconds'), high: row => tokens(row) * spread(row, 'p10_seconds') })));
+}
+
+/* The pass of a row of ranks, as its name ends. */
+const passOf = row => (/\/ranks:\d+\/(backward|decode)/.exec(row.name) || ['', 'forward'])[1];
+
+function ranks() {
+  const rows = all.filter(row => row.kind === 'ranks');
+  if (!rows.length) return;
+  const node = section('ranks', 'Ranks', html('p', { class: 'quiet' }, 'One problem over several devices, which exchange keys and values (forward and backward) or results (decode).'));
+  const timed = rows.filter(row => row.ok);
+  if (!timed.length) { node.append(html('p', { class: 'bad' }, 'No row was timed.')); return; }
+  const shapes = new Set(rows.map(row => `${row.workload} ${row.shape}`)).size > new Set(rows.map(row => row.workload)).size;
+  /* Transports differ where devices do: they end the name of a row that is not of CPU ranks. */
+  const link = row => (/\/(peers|nccl|host)$/.exec(row.name) || ['', ''])[1];
+  const place = row => [row.workload, shapes ? row.shape : '', passOf(row) === 'forward' ? '' : passOf(row), `${row.ranks} ranks`, link(row)].filter(Boolean).join(', ');
+  node.append(...titled('Speed-up', 'The time of one rank alone, with as many threads as each has, over that of all. The dashed mark is the number of ranks.',
+    bars('Ranks: speed-up', rows, row => row.speedup, { scale: 1, name: 'times faster than one rank' }, { low: row => row.speedup * spread(row, 'p90_seconds'), high: row => row.speedup * spread(row, 'p10_seconds'), limit: { name: 'number of ranks', of: row => row.ranks }, place })));
+  /* As in the table of attune bench: where the exchange is no longer than the noise, it has no share. */
+  const hidden = row => row.exchange_seconds > row.p90_seconds - row.p10_seconds ? 100 * (row.hidden_share || 0) : undefined;
+  if (timed.some(row => hidden(row) >= 0)) node.append(...titled('Exchange hidden behind computing', 'Share of the exchange\u2019s own time that a call does not wait for. A row whose exchange is shorter than the noise of its samples has no figure.',
+    bars('Ranks: hidden share of the exchange', rows, hidden, { scale: 1, name: '%' }, { place, zero: true, least: 100 })));
+  node.append(...titled('Imbalance', 'Pairs of the rank with most of them over the mean of all ranks: 1 is even.',
+    bars('Ranks: imbalance', rows, row => row.imbalance, { scale: 1, name: 'most over mean' }, { limit: { name: 'even', value: 1 }, place })));
+  if (timed.some(row => row.received_bytes > 0)) node.append(...titled('Bytes fetched', 'Keys and values that all ranks together receive for a forward pass; decode: partial results. The dashed mark is what they would receive in a ring, where each gets all.',
+    bars('Ranks: bytes fetched', rows, row => row.received_bytes, 'B', { limit: { name: 'in a ring', of: row => row.ring_bytes }, place, zero: true })));
+}
+
 function roofline() {
-  const usable = all.filter(row => row.ok && !row.peer && row.flop_per_second > 0 && row.bytes_per_second > 0 && !/\/step$/.test(row.name || ''));
+  const usable = all.filter(row => row.ok && !row.peer && row.flop_per_second > 0 && row.bytes_per_second > 0 && row.kind !== 'ranks' && !/\/step$/.test(row.name || ''));
   const places = [...devices.values()].filter(device => device.copy && device.peaks.size && usable.some(row => row.by === device.name));
   if (!places.length) return;
   const node = section('roofline', 'Roofline', html('p', { class: 'quiet' }, 'FLOP/s over FLOP for each byte of q, k, v and o. The slope is the measured copy, the level the measured peak of independent fused multiply-adds; a point on a line is at that limit.'));
@@ -469,8 +527,8 @@ function comparisons() {
     const column = row => [row.group, row.device, row.dtype, row.way].filter(Boolean).join(' ');
     /* A workload of several shapes has a line for each. */
     for (const row of timed) {
-      const shape = row.name.split('/').find(part => /^(b\d+h|m\d+n|q\d+k)/.test(part)), same = other => other.workload === row.workload && column(other) === column(row);
-      row.line = row.workload.replace(/^peer: /, '') + (shape && timed.filter(same).length > 1 ? ` ${shape}` : '');
+      const parts = row.name.split('/'), shape = parts.find(part => /^(b\d+h|m\d+n|q\d+k|s\d+t)/.test(part)), count = parts.find(part => /^ranks:\d+$/.test(part)), same = other => other.workload === row.workload && column(other) === column(row);
+      row.line = row.workload.replace(/^peer: /, '') + (shape && timed.filter(same).length > 1 ? ` ${shape}` : '') + (count ? ` ${count.replace(':', ' ')}` : '');
     }
     const columns = [...new Set(timed.map(column))], lines = [...new Set(timed.map(row => row.line))];
     const cells = new Map();
@@ -527,7 +585,7 @@ const family = row => (row.plan || '').split(' ')[0];
 const where = row => `${seriesName(row)}: ${family(row) || 'no plan'}`;
 
 function compile() {
-  const rows = all.filter(row => row.ok && row.kind === 'attention' && row.compile_cold_seconds > 0);
+  const rows = all.filter(row => row.ok && (row.kind === 'attention' || row.kind === 'serving') && row.compile_cold_seconds > 0);
   if (!rows.length) return;
   section('compile', 'Compile times', html('p', { class: 'quiet' }, 'Making the plan: the first time with an empty cache, the second time from it. A point is a row; kernels that an earlier row has made are not compiled again, and their first time is a second one.'),
     strips('Times of making a plan', rows, where, [{ name: 'first', colour: 'var(--s2)', value: row => row.compile_cold_seconds }, { name: 'second', colour: 'var(--s0)', hollow: true, value: row => row.compile_warm_seconds }], { name: 'time', show: value => time(value).replace(/\.0+ /, ' '), tip: time }));
@@ -535,7 +593,7 @@ function compile() {
 
 function errors() {
   const rows = all.filter(row => row.ok && row.error_ratio > 0);
-  const unchecked = all.filter(row => row.ok && row.kind === 'attention' && !(row.error_ratio > 0)).length;
+  const unchecked = all.filter(row => row.ok && (row.kind === 'attention' || apart(row)) && !(row.error_ratio > 0)).length;
   const left = unchecked ? html('p', { class: 'quiet' }, `${unchecked} rows have no error: they were measured with --no-check, or are exact.`) : null;
   if (!rows.length && !unchecked) return;
   section('errors', 'Errors', html('p', { class: 'quiet' }, 'The largest error against the float64 oracle, over that of the plain computation in the same type. Left of the line a row is more exact than that.'),
@@ -553,6 +611,9 @@ function everything() {
     { title: 'FLOP/s', number: true, value: row => row.flop_per_second > 0 ? row.flop_per_second : undefined, text: row => row.flop_per_second > 0 ? scaled(row.flop_per_second, '') : '' },
     { title: '% peak', number: true, value: row => row.share_of_peak_flops || undefined, text: row => row.share_of_peak_flops > 0 ? digits(100 * row.share_of_peak_flops) : '' },
     { title: 'B/s', number: true, value: row => row.bytes_per_second > 0 ? row.bytes_per_second : undefined, text: row => row.bytes_per_second > 0 ? scaled(row.bytes_per_second, '') : '' },
+    all.some(row => row.tokens_per_second > 0) ? { title: 'tokens/s', number: true, value: row => row.tokens_per_second || undefined, text: row => row.tokens_per_second > 0 ? scaled(row.tokens_per_second, '') : '' } : null,
+    all.some(row => row.ranks > 0) ? { title: 'ranks', number: true, value: row => row.ranks || undefined, text: row => row.ranks > 0 ? String(row.ranks) : '' } : null,
+    all.some(row => row.speedup > 0) ? { title: 'speed-up', number: true, value: row => row.speedup || undefined, text: row => row.speedup > 0 ? digits(row.speedup) : '' } : null,
     { title: 'density', number: true, value: row => row.density >= 0 ? row.density : undefined, text: row => row.density >= 0 ? digits(row.density) : '' },
     { title: 'error', number: true, value: row => row.error_ratio || undefined, text: row => row.error_ratio > 0 ? digits(row.error_ratio) : '' },
     { title: 'first plan', number: true, value: row => row.compile_cold_seconds || undefined, text: row => row.compile_cold_seconds > 0 ? time(row.compile_cold_seconds) : '' },
@@ -591,6 +652,8 @@ summary();
 workloads();
 lengths();
 decode();
+serving();
+ranks();
 roofline();
 comparisons();
 compile();

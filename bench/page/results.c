@@ -26,6 +26,16 @@ static const char *const numbers[] = {"median_seconds",
                                       "mask_seconds",
                                       "device_bytes",
                                       "error_ratio",
+                                      "tokens_per_second",
+                                      "ranks",
+                                      "one_rank_seconds",
+                                      "speedup",
+                                      "imbalance",
+                                      "most_fetched",
+                                      "received_bytes",
+                                      "ring_bytes",
+                                      "exchange_seconds",
+                                      "hidden_share",
                                       NULL};
 
 static const char *text_of(const json_t *object, const char *key)

@@ -23,8 +23,8 @@ here = pathlib.Path(__file__).resolve().parent
 # Members of a row that the page shows or a later comparison needs.
 KEPT = ('workload', 'kind', 'device', 'dtype', 'shape', 'plan', 'status', 'message', 'median_seconds', 'p10_seconds', 'p90_seconds',
         'samples', 'density', 'flop_per_second', 'bytes_per_second', 'share_of_peak_flops', 'share_of_peak_bandwidth',
-        'compile_cold_seconds', 'compile_warm_seconds', 'mask_seconds', 'device_bytes', 'ranks', 'direction', 'one_rank_seconds', 'speedup',
-        'imbalance', 'most_fetched', 'received_bytes', 'ring_bytes', 'exchanged_bytes', 'computing_seconds', 'exchange_seconds', 'hidden_share',
+        'compile_cold_seconds', 'compile_warm_seconds', 'mask_seconds', 'device_bytes', 'tokens_per_second', 'ranks', 'direction',
+        'one_rank_seconds', 'speedup', 'imbalance', 'most_fetched', 'received_bytes', 'ring_bytes', 'exchanged_bytes', 'computing_seconds', 'exchange_seconds', 'hidden_share',
         'predicted_seconds', 'link_bytes_per_second')
 CONTEXT = ('date', 'cpu_name', 'num_cpus', 'library_version', 'torch', 'cudnn', 'gpu')
 

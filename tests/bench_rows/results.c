@@ -203,3 +203,24 @@ Test(results, files_that_are_wrong_have_a_reason)
     cr_expect(load(text, false, &r, &why));
     results_free(&r);
 }
+
+Test(results, figures_of_serving_and_ranks_reach_the_page)
+{
+    results r;
+    failure why = {{0}};
+    cr_assert(
+        load("{\"sections\": {\"x\": {\"rows\": [{\"name\": \"a\", \"status\": \"ok\", \"kind\": \"ranks\", "
+             "\"median_seconds\": 1, \"tokens_per_second\": 2, \"ranks\": 4, \"one_rank_seconds\": 3, \"speedup\": 3, "
+             "\"imbalance\": 1.25, \"most_fetched\": 0.5, \"received_bytes\": 6, \"ring_bytes\": 8, "
+             "\"exchange_seconds\": 0.5, \"hidden_share\": 0.25, \"secret\": 1}]}}}",
+             false, &r, &why),
+        "%s", why.message);
+    static const char *const kept[] = {"tokens_per_second", "ranks",        "one_rank_seconds", "speedup",
+                                       "imbalance",         "most_fetched", "received_bytes",   "ring_bytes",
+                                       "exchange_seconds",  "hidden_share"};
+    cr_assert_eq(r.row_count, 1);
+    for (size_t i = 0; i < sizeof kept / sizeof kept[0]; i++)
+        cr_assert(json_number_value(json_object_get(r.rows[0].row, kept[i])) > 0, "%s", kept[i]);
+    cr_assert_null(json_object_get(r.rows[0].row, "secret"));
+    results_free(&r);
+}

@@ -52,6 +52,28 @@ def bench_file(path, factor, seed, peak='900TFLOP/s, copy 4.20TB/s'):
         'peak cuda:0 f16': f'{peak}, measured, best of 3'}, 'benchmarks': benchmarks}))
 
 
+def apart_file(path):
+    """Rows of serving and of ranks, which have charts of their own, as bench --json writes their medians."""
+    rows = []
+    for workload, count, keys in (('serve_llama_8b', 16, 131072), ('serve_tree', 512, 65536)):
+        for dtype, seconds in (('f16', 300e-6), ('bf16:q8_0:bf16', 200e-6)):
+            shape = f's16t{count}h32:8k{keys}d128'
+            rows.append({'name': f'{workload}/cuda:0/{dtype}/{shape}', 'workload': workload, 'kind': 'serving', 'device': 'cuda:0', 'dtype': dtype, 'shape': shape,
+                         'median_seconds': seconds, 'bytes_per_second': keys * 4096 / seconds, 'flop_per_second': keys * 16384 / seconds,
+                         'tokens_per_second': count / seconds, 'density': -1, 'error_ratio': 0.8, 'plan': 'cuda_sm80 16x64'})
+    for count, way, exchange, hidden in ((2, '', 1e-3, 0.75), (4, '', 1e-9, 0), (4, '/backward', 1e-3, 0), (2, '/decode', 0, 0)):
+        shape = f'b1h16:4q{1 if way == "/decode" else 8192}k8192d128'
+        rows.append({'name': f'causal/cuda:0/f16/{shape}/ranks:{count}{way}/nccl', 'workload': 'causal', 'kind': 'ranks', 'device': 'cuda:0', 'dtype': 'f16',
+                     'shape': shape, 'median_seconds': 4e-3 / count, 'flop_per_second': 2e14 * count, 'density': 0.5, 'plan': 'transport nccl', 'ranks': count,
+                     'one_rank_seconds': 3.5e-3, 'speedup': 3.5 / 4 * count, 'imbalance': 1 + 0.01 * count, 'most_fetched': 0.5,
+                     'received_bytes': 0 if way == '/decode' else 1e6 * count, 'ring_bytes': 3e6 * (count - 1), 'exchange_seconds': exchange, 'hidden_share': hidden})
+    for row in rows:
+        row |= {'status': 'ok', 'samples': 9, 'p10_seconds': 0.98 * row['median_seconds'], 'p90_seconds': 1.02 * row['median_seconds']}
+    path.write_text(json.dumps({'context': {'device cuda:0': 'Some GPU; driver 1; uuid 2; 132 compute units', 'peak cuda:0 f16': '900TFLOP/s, copy 4.20TB/s, measured'},
+                                'benchmarks': [row | {'name': row['name'] + '_median', 'run_name': row['name'], 'run_type': 'aggregate', 'aggregate_name': 'median',
+                                                      'real_time': 1e3 * row['median_seconds'], 'time_unit': 'ms'} for row in rows]}))
+
+
 # In a frame as wide as a phone or a desk: what the page has, before and after a reader's clicks.
 PROBE = '''<!DOCTYPE html><body><iframe style="border: 0; width: WIDTHpx; height: 900px"></iframe><script>
 const frame = document.querySelector('iframe'), words = TEXT;
@@ -64,6 +86,7 @@ frame.onload = () => setTimeout(() => {
   const found = {sections: all('main > section').map(s => s.id), pictures: all('figure svg[role=img]').map(s => s.getAttribute('aria-label')),
     broken: all('svg *').filter(node => [...node.attributes].some(a => /NaN|undefined|Infinity/.test(a.value))).length,
     outside: all('figure svg[role=img]').flatMap(s => [...s.querySelectorAll('text')].filter(t => { const a = t.getBoundingClientRect(), b = s.getBoundingClientRect(); return a.left < b.left - 3 || a.right > b.right + 3; }).map(t => t.textContent)),
+    drawn: all('figure svg[role=img] text').map(t => t.textContent),
     legend: all('figure .legend li').map(item => [item.textContent, item.innerHTML.match(/--s\d/)?.[0]]),
     wide: page.documentElement.scrollWidth - frame.clientWidth, text: page.body.innerText, heat: all('.heat td div').map(d => d.textContent), before: cells()};
   const head = [...rows.querySelectorAll('th')][at];
@@ -195,6 +218,24 @@ def main(folder):
                 expect('8 rows faster, 0 slower, 2 the same, 1 undecided' in found['text'], f'{what}: no verdicts')
             else:
                 expect('1.14 times faster than PyTorch cuDNN (Forward)' in found['text'], f'{what}: no peers')
+    # Serving and ranks, which no other chart has.
+    apart_file(folder / 'apart.json')
+    apart = report(folder, 'apart', folder / 'apart.json')
+    for width in (1200, 390):
+        found, what = probe(folder, apart, width), f'apart at {width}'
+        if not found:
+            continue
+        expect(found['sections'] == ['summary', 'serving', 'ranks', 'roofline', 'errors', 'rows', 'about'], f'{what}: sections {found["sections"]}')
+        expect(found['pictures'][:7] == ['Serving on Some GPU, CUDA: B/s', 'Serving: time of a layer', 'Serving: tokens per second', 'Ranks: speed-up',
+                                         'Ranks: hidden share of the exchange', 'Ranks: imbalance', 'Ranks: bytes fetched'], f'{what}: pictures {found["pictures"]}')
+        expect(found['broken'] == 0, f'{what}: {found["broken"]} marks have no place')
+        expect(not found['outside'], f'{what}: words leave their picture: {found["outside"][:5]}')
+        expect(found['wide'] <= 0, f'{what}: is {found["wide"]} wider than its frame')
+        expect(found['details'] == 1, f'{what}: a chart has no table')
+        # Two rows have no hidden share, and one hides nothing, which is a figure.
+        expect(found['drawn'].count('no figure') == 2, f'{what}: {found["drawn"]}')
+        for words in ('3.50', '75.0', '0', '1.04', '1.79 f16', '2.68 bf16:q8_0:bf16'):
+            expect(words in found['drawn'], f'{what}: {words} is not drawn: {found["drawn"]}')
     # Another program's file, one whose rows all failed, and one with values of the wrong type.
     entry = {'run_type': 'iteration', 'time_unit': 'us'}
     (folder / 'other.json').write_text(json.dumps({'benchmarks': [entry | {'name': f'BM_{n}/8', 'real_time': 3.5 * n} for n in (1, 2, 3) for _ in range(9)]}))
@@ -224,10 +265,11 @@ def main(folder):
     for width in (1200, 390):
         found = probe(folder, report(folder, 'slow-page', folder / 'slow.json'), width)
         expect(not found or not found['outside'], f'slow at {width}: words leave their picture: {found and found["outside"][:5]}')
-    for page in (one, both):
+    for page in (one, both, apart):
         picture(folder, page, 1280, 1600, False)
     picture(folder, one, 1280, 1600, True)
     picture(folder, both, 500, 2400, True)
+    picture(folder, apart, 500, 2400, True)
 
 
 if not browser:
@@ -239,5 +281,5 @@ if sys.argv[3:]:
 else:
     with tempfile.TemporaryDirectory() as scratch:
         main(pathlib.Path(scratch))
-print('\n'.join(errors) or 'seven pages, on a desk and a phone, light and dark')
+print('\n'.join(errors) or 'eight pages, on a desk and a phone, light and dark')
 sys.exit(bool(errors))
