@@ -2,9 +2,10 @@
 # SPDX-License-Identifier: MIT
 """The page of `attune report` in headless Chromium: it draws, sorts, filters, fits a phone, is light or dark, and complains of nothing.
     browser.py SOURCE PROGRAM [FOLDER]      FOLDER keeps the pages and pictures
-Exit status 77 where no Chromium is installed."""
+Exit status 77 (skipped) where no Chromium is installed, unless ATTUNE_REQUIRE names chromium."""
 import html.parser
 import json
+import os
 import pathlib
 import random
 import shutil
@@ -274,7 +275,7 @@ def main(folder):
 
 if not browser:
     print('chromium is not installed (apt-get install chromium): the page of attune report was not looked at')
-    sys.exit(77)
+    sys.exit(1 if 'chromium' in os.environ.get('ATTUNE_REQUIRE', '').split(',') else 77)
 if sys.argv[3:]:
     pathlib.Path(sys.argv[3]).mkdir(parents=True, exist_ok=True)
     main(pathlib.Path(sys.argv[3]).resolve())
