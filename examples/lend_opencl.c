@@ -5,7 +5,7 @@
  *
  *     cc -O2 lend_opencl.c $(pkg-config --cflags --libs attune) -lOpenCL -lm && ./a.out [--out-of-order]
  *
- * The exit status is 0 if o is right, and 77 if there is no OpenCL device.
+ * The exit status is 0 if o is right, and 77 if there is no OpenCL device, or only one that attune refuses.
  */
 #define CL_TARGET_OPENCL_VERSION 120
 #include <CL/cl.h>
@@ -66,6 +66,7 @@ typedef struct attention {
     attune_mask *mask;
     attune_plan *plan;
     attune_buffer *buffers[TENSORS], *workspace;
+    bool refused; /* the device */
 } attention;
 
 static bool attention_create(attention *a, const engine *e)
@@ -74,7 +75,9 @@ static bool attention_create(attention *a, const engine *e)
     const attune_mask_desc mask = {.struct_size = sizeof mask, .q_len = LENGTH, .kv_len = LENGTH};
     attune_problem problem = {.struct_size = sizeof problem, .head_dim = DIM, .heads = HEADS, .q_len = LENGTH};
     TRY(attune_instance_create(NULL, &a->instance));
-    TRY(attune_opencl_device_open(a->instance, &lent, &a->device));
+    const attune_status opened = attune_opencl_device_open(a->instance, &lent, &a->device);
+    a->refused = opened == ATTUNE_UNAVAILABLE;
+    TRY(opened);
     TRY(attune_opencl_queue_wrap(a->device, e->queue, &a->queue));
     TRY(attune_expr_create(a->instance, ATTUNE_EXPR_MASK, "q >= kv", NULL, 0, &a->causal));
     TRY(attune_mask_create(a->instance, &mask, a->causal, NULL, 0, NULL, 0, &a->mask));
@@ -177,7 +180,7 @@ int main(int count, char **words)
     engine_release(&e);
     attention_destroy(&a);
     if (!done)
-        return 1;
+        return a.refused ? 77 : 1;
     printf("the largest error is %.1e\n", worst());
     return worst() < 1e-5 ? 0 : 1;
 }
