@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
 from typing import Any, Sequence
 
@@ -42,6 +43,12 @@ def row_bytes(dtype: str, columns: int) -> int:
     return int(columns // block * lib.attune_dtype_size(number))
 
 
+@functools.lru_cache(maxsize=None)
+def _sizes(dtype: int) -> tuple[int, int]:
+    """The bytes of an element, or of a block of elements, and the elements of a block."""
+    return int(lib.attune_dtype_size(dtype)), int(lib.attune_dtype_block(dtype))
+
+
 class View:
     """Where the elements of an array are. Strides are in elements. `owner` keeps them there."""
 
@@ -54,14 +61,18 @@ class View:
 
     def extent(self) -> tuple[int, int]:
         """The address of the first byte that an element has, and of the byte after the last."""
-        size = lib.attune_dtype_size(self.dtype)
-        if 0 in self.shape:
-            return self.address, self.address
-        counts = self.shape
-        if (block := lib.attune_dtype_block(self.dtype)) > 1:
+        size, block = _sizes(self.dtype)
+        counts, begin, end = self.shape, self.address, self.address
+        if 0 in counts:
+            return begin, begin
+        if block > 1:
             counts = (*counts[:-1], counts[-1] // block)
-        ends = [(count - 1) * stride * size for count, stride in zip(counts, self.strides)]
-        return self.address + sum(end for end in ends if end < 0), self.address + sum(end for end in ends if end > 0) + size
+        for count, stride in zip(counts, self.strides):
+            if stride > 0:
+                end += (count - 1) * stride
+            else:
+                begin += (count - 1) * stride
+        return self.address + (begin - self.address) * size, self.address + (end - self.address + 1) * size
 
     def elements(self, dtype: int) -> View:
         """Bytes as elements of a type that arrays seldom have (f8e4m3, f8e5m2, q8_0, q4_0), or the view itself."""

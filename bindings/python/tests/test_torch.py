@@ -439,6 +439,48 @@ def test_memory_of_a_step():
     assert backward[1] <= gradients and gradients <= backward[0] <= gradients + plans["backward"].workspace_size + 1024
 
 
+def test_whoever_looks_sees_the_operator(device):
+    """Calls leave out the dispatcher only where nothing else is to see them."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            names.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    names = []
+    q = normal(1, 2, 20, 16, device=device)
+    with Seen():
+        at.attention(q, q, q, "causal").sum().backward()
+    assert "attune.attention.default" in names and "attune.attention_backward.default" in names
+    graph = make_fx(lambda x: at.attention(x, x, x, "causal"))(q.detach())
+    assert "attune.attention" in graph.code
+    with FakeTensorMode():
+        x = torch.empty(1, 2, 20, 16, device=device, requires_grad=True)
+        o = at.attention(x, x, x, "causal")
+        o.sum().backward()
+        assert o.shape == x.grad.shape == x.shape
+    with pytest.raises(RuntimeError):
+        torch.func.vmap(lambda x: at.attention(x, x, x, "causal"))(q.detach()[None])
+    # A kind of tensor of its own is asked; its answer is its own affair.
+    class Other(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            names.append(str(function))
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    names.clear()
+    at.attention(q.detach().as_subclass(Other), q, q, "causal")
+    assert any("attune" in name for name in names)
+    # A gradient of a gradient is refused, as ever.
+    made = at.attention(q, q, q, "causal")
+    (first,) = torch.autograd.grad(made.sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError):
+        first.sum().backward()
+
+
 def test_low_memory(device):
     """Some heads at a time: the same gradients, also of captures and LSE, whatever the layout and the batch."""
     for batch, heads, kv_heads, swapped in ((1, 12, 6, False), (1, 12, 6, True), (2, 6, 3, False), (1, 7, 7, False), (1, 4, 1, False)):

@@ -89,11 +89,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Union[ModLike, BlockMask, N
         raise InvalidArgument("scale is 0: every score would be")
     with_lse = return_lse or torch.is_grad_enabled() and (
         q.requires_grad or k.requires_grad or v.requires_grad or any(x.requires_grad for x in score_tensors.values()))
-    o, lse = torch.ops.attune.attention(
-        q, k, v, mask_text, ",".join(mask_tensors), [x.detach() for x in mask_tensors.values()] if mask_text else [], score_text,
-        ",".join(score_tensors), list(score_tensors.values()),
-        ",".join(f"{name}:{'i' if isinstance(value, int) else 'f'}" for name, value in numbers.items()),
-        [float(value) for value in numbers.values()], 0.0 if scale is None else scale, mask_shape, _options(kernel_options), with_lse,
+    o, lse = _operator.call(
+        q, k, v, (mask_text, ",".join(mask_tensors), score_text, ",".join(score_tensors)),
+        [x.detach() for x in mask_tensors.values()] if mask_text else [], list(score_tensors.values()),
+        (",".join(f"{name}:{'i' if isinstance(value, int) else 'f'}" for name, value in numbers.items()),
+         [float(value) for value in numbers.values()], 0.0 if scale is None else scale, mask_shape, _options(kernel_options)), with_lse,
         low_memory)
     return (o, lse) if return_lse else o
 

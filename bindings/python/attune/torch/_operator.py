@@ -355,10 +355,9 @@ def in_groups(whole: Call, part: Callable[[slice, slice, str, Optional[Call]], C
 _tags = [torch.Tag.cudagraph_unsafe] if hasattr(torch.Tag, "cudagraph_unsafe") else []
 
 
-@torch.library.custom_op("attune::attention", mutates_args=(), tags=_tags)
-def attention(q: Tensor, k: Tensor, v: Tensor, mask: str, mask_names: str, mask_captures: list[Tensor], score: str, names: str,
-              captures: list[Tensor], parameter_names: str, parameters: list[float], scale: float, mask_shape: list[int],
-              options: str, with_lse: bool, low_memory: bool) -> tuple[Tensor, Tensor]:
+def forward(q: Tensor, k: Tensor, v: Tensor, mask: str, mask_names: str, mask_captures: list[Tensor], score: str, names: str,
+            captures: list[Tensor], parameter_names: str, parameters: list[float], scale: float, mask_shape: list[int], options: str,
+            with_lse: bool, low_memory: bool) -> tuple[Tensor, Tensor]:
     """O and LSE. low_memory is for the backward pass."""
     call = Call("forward", q, k, v, mask, mask_names, mask_captures, score, names, captures, parameter_names, parameters, scale,
                 mask_shape, options, lse=with_lse)
@@ -371,6 +370,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: str, mask_names: str, mask_
     return o, lse
 
 
+attention = torch.library.custom_op("attune::attention", forward, mutates_args=(), tags=_tags)
+
+
 @attention.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, mask: str, mask_names: str, mask_captures: list[Tensor], score: str, names: str,
       captures: list[Tensor], parameter_names: str, parameters: list[float], scale: float, mask_shape: list[int], options: str,
@@ -378,33 +380,36 @@ def _(q: Tensor, k: Tensor, v: Tensor, mask: str, mask_names: str, mask_captures
     return like(q, v.shape[3]), lse_like(q, with_lse)
 
 
-@torch.library.custom_op("attune::attention_backward", mutates_args=(), tags=_tags)
-def attention_backward(q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, d_o: Tensor, d_lse: Optional[Tensor], mask: str,
-                       mask_names: str, mask_captures: list[Tensor], score: str, names: str, captures: list[Tensor],
-                       parameter_names: str, parameters: list[float], scale: float, mask_shape: list[int], options: str,
-                       wanted: list[int], low_memory: bool) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+def backward(q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, d_o: Tensor, d_lse: Optional[Tensor], mask: str, mask_names: str,
+             mask_captures: list[Tensor], score: str, names: str, captures: list[Tensor], parameter_names: str,
+             parameters: list[float], scale: float, mask_shape: list[int], options: str, wanted: list[int],
+             low_memory: bool) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     """The gradients of q, k, v and of the captures whose numbers are wanted."""
     sums = {i: torch.zeros_like(captures[i], dtype=torch.float32, memory_format=torch.contiguous_format) for i in wanted}
     read = {split(names)[i]: x for i, x in sums.items()}
     elements = sum(x.numel() for x in read.values())
 
+    every = slice(None)
+
+    def cut(tensor: Tensor, heads: slice) -> Tensor:
+        return tensor if heads is every else tensor[:, heads]
+
     def part(heads: slice, kv_heads: slice, chosen: str, whole: Optional[Call]) -> Call:
-        return Call("backward", q[:, heads], k[:, kv_heads], v[:, kv_heads], mask, mask_names, mask_captures, score, names, captures,
+        return Call("backward", cut(q, heads), cut(k, kv_heads), cut(v, kv_heads), mask, mask_names, mask_captures, score, names, captures,
                     parameter_names, parameters, scale, mask_shape, chosen, lse=True, gradient_elements=elements, whole=whole)
 
-    every = slice(None)
     call = part(every, every, options, None)
-    d_q, memory, head_bytes = spared(q, lse) if low_memory else (like(q, q.shape[3]), q.new_empty(0), 0)
+    d_q, memory, head_bytes = spared(q, lse) if low_memory else (like(q, q.shape[3]), q, 0)
     d_k, d_v = like(k, k.shape[3]), like(v, v.shape[3])
     gradients = {name: view(x) for name, x in read.items() if name in call.views}
     o, d_o = rows(o), rows(d_o)
 
     def run(call: Call, heads: slice, kv_heads: slice, lent: Optional[Tensor]) -> None:
         plan = call.plan()
-        views = {"q": view(call.q), "k": view(call.k), "v": view(call.v), "o": view(o[:, heads]), "lse": view(lse[:, heads]),
-                 "d_o": view(d_o[:, heads]), "d_q": view(d_q[:, heads]), "d_k": view(d_k[:, kv_heads]), "d_v": view(d_v[:, kv_heads])}
-        if d_lse is not None:
-            views["d_lse"] = view(d_lse[:, heads])
+        views = {"q": view(call.q), "k": view(call.k), "v": view(call.v), "d_k": view(cut(d_k, kv_heads)), "d_v": view(cut(d_v, kv_heads))}
+        for name, tensor in (("o", o), ("lse", lse), ("d_o", d_o), ("d_q", d_q), ("d_lse", d_lse)):
+            if tensor is not None:
+                views[name] = view(cut(tensor, heads))
         plan.backward_views(call.queue(), views, call.mask, call.views, gradients, call.parameters, call.workspace(plan, lent))
 
     if low_memory:
@@ -412,6 +417,9 @@ def attention_backward(q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, 
     else:
         run(call, every, every, None)
     return d_q, d_k, d_v, [sums[i].to(captures[i].dtype, copy=captures[i].dtype != torch.float32) for i in wanted]
+
+
+attention_backward = torch.library.custom_op("attune::attention_backward", backward, mutates_args=(), tags=_tags)
 
 
 @attention_backward.register_fake
@@ -451,3 +459,52 @@ def _backward(ctx: Any, d_o: Optional[Tensor], d_lse: Optional[Tensor]) -> Any:
 
 
 attention.register_autograd(_backward, setup_context=_setup_context)
+
+
+class Eager(torch.autograd.Function):
+    """The operator without PyTorch's dispatcher, whose way through Python takes longer than all else of a small call."""
+
+    @staticmethod
+    def forward(ctx: Any, texts: tuple[str, str, str, str], mask_captures: list[Tensor], rest: Any, with_lse: bool,
+                low_memory: bool, q: Tensor, k: Tensor, v: Tensor, *captures: Tensor) -> tuple[Tensor, Tensor]:
+        mask, mask_names, score, names = texts
+        o, lse = forward(*(q, k, v, mask, mask_names, mask_captures, score, names, list(captures), *rest, with_lse, low_memory))
+        ctx.texts, ctx.rest, ctx.count, ctx.low_memory = texts, rest, len(mask_captures), low_memory
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(q, k, v, o, lse, *mask_captures, *captures)
+        return o, lse
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, d_o: Optional[Tensor], d_lse: Optional[Tensor]) -> Any:
+        q, k, v, o, lse, *others = ctx.saved_tensors
+        mask, mask_names, score, names = ctx.texts
+        mask_captures, captures = others[: ctx.count], others[ctx.count :]
+        wanted = [i for i, needed in enumerate(ctx.needs_input_grad[8:]) if needed]
+        d_q, d_k, d_v, sums = backward(*(q, k, v, o, lse, torch.zeros_like(o) if d_o is None else d_o, d_lse, mask, mask_names, mask_captures,
+                                         score, names, captures, *ctx.rest, wanted, ctx.low_memory))
+        d_captures: list[Optional[Tensor]] = [None] * len(captures)
+        for i, x in zip(wanted, sums):
+            d_captures[i] = x
+        return (None, None, None, None, None, d_q, d_k, d_v, *d_captures)
+
+
+def plain(tensors: Sequence[Tensor]) -> bool:
+    """Whether nothing but autograd is to see the operator: no compiler, mode, transform or kind of tensor of its own."""
+    return (not torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack() == 0 and torch._C._len_torch_function_stack() == 0
+            and torch._C._functorch.peek_interpreter_stack() is None and all(type(x) in (Tensor, torch.nn.Parameter) for x in tensors))
+
+
+def call(q: Tensor, k: Tensor, v: Tensor, texts: tuple[str, str, str, str], mask_captures: list[Tensor], captures: list[Tensor],
+         rest: Any, with_lse: bool, low_memory: bool) -> tuple[Tensor, Tensor]:
+    """The operator, by the shortest way. texts: mask, its captures' names, score, its captures' names; rest: the arguments behind the
+    captures."""
+    mask, mask_names, score, names = texts
+    if not plain((q, k, v, *mask_captures, *captures)):
+        made: tuple[Tensor, Tensor] = torch.ops.attune.attention(q, k, v, mask, mask_names, mask_captures, score, names, captures, *rest, with_lse,
+                                                                 low_memory)
+        return made
+    if with_lse and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *captures)):
+        eager: tuple[Tensor, Tensor] = Eager.apply(texts, mask_captures, rest, with_lse, low_memory, q, k, v, *captures)
+        return eager
+    return forward(*(q, k, v, mask, mask_names, mask_captures, score, names, captures, *rest, with_lse, low_memory))
