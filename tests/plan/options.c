@@ -69,6 +69,7 @@ Test(options, errors_name_the_key)
         {"{\"OUTPUT_LOGSUMEXP\": true}", ATTUNE_INVALID_ARGUMENT, {"set lse in the problem"}},
         {"{\"fwd_SM_SCALE\": 1.0}", ATTUNE_INVALID_ARGUMENT, {"fwd_SM_SCALE", "set scale"}},
     };
+    (void)options("{}");
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         attune_kernel_options o = {.struct_size = sizeof o, .bwd.num_warps = 5}, before = o;
         attune_status status = attune_kernel_options_parse(wrong[i].json, &o);
