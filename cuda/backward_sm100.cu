@@ -4,7 +4,7 @@
  * attune_delta runs before it. It has run under the model (docs/model.md), and never on hardware.
  *
  * A CTA computes dK and dV of one tile of 128 keys at a time, over all queries of all heads that attend to it, in tiles
- * of 128 rows. The stages are those of backward_sm90.cu:
+ * of 128 rows, or of 64 with a head dimension past 128. The stages are those of backward_sm90.cu:
  *
  *     1  load K V; for each query tile: load Q dO, LSE, delta       produce (producer_backward_sm90.cuh)
  *     2  S^T = K Q^T                                                multiply
@@ -20,6 +20,9 @@
  * S, dP, dK, dV and dQ are in tensor memory, with a key, or of dQ a row, for each lane. P takes the place of S, and dS
  * that of dP: each is the left operand of a product from there. For dQ, dS is stored to shared memory, too. Where
  * tensor memory is full, dQ takes the place of dP and dS.
+ *
+ * With a head dimension past 128, dQ is transposed: dQ^T = K^T dS, with a column for each lane. Where tensor memory has
+ * no columns for both dK and dV, a tile of keys is two items: one has dK and dQ, the other one S, P and dV alone.
  */
 #include "config_backward_sm100.cuh" /* before the headers that read it */
 
@@ -59,25 +62,36 @@ template <int STEPS> __device__ __forceinline__ void multiply_s_dp(u32 s, u32 ke
 /* 6, 8: dV += P dO or dK += dS Q. Each warp group has stored P or dS in its own half of the columns of S or dP. */
 template <int WIDTH> __device__ __forceinline__ void multiply_dk_dv(u32 sum, u32 p, u32 rows, bool first)
 {
+    constexpr int STEPS = sm100::GROUP_M / 16; /* of a warp group */
     make_opaque(rows);
     u64 right = tcgen05_descriptor(describe_n_major(rows, sm100::ROW_SLAB));
 #pragma unroll
     for (int step = 0; step < sm100::STEPS_M; step++)
-        tcgen05_ts(sum, p + step / 4 * sm100::GROUP_M + step % 4 * 8, right + step * (16 * 128 / 16),
+        tcgen05_ts(sum, p + step / STEPS * sm100::GROUP_M + step % STEPS * 8, right + step * (16 * 128 / 16),
                    tcgen05_instruction(WIDTH, true), step || !first);
 }
 
-/* 7: dQ = dS^T K: [rows][D]. In shared memory dS has a slab of 64 rows of each key. */
+/* 7: dQ = dS^T K: [rows][D], or dQ^T = K^T dS: [D][rows], of which the lanes past D are not read: they have what lies
+ * behind K, which is V. In shared memory dS has a slab of 64 rows of each key. */
 __device__ __forceinline__ void multiply_dq(u32 dq, u32 ds, u32 keys)
 {
     make_opaque(ds);
     make_opaque(keys);
-    u64 left = tcgen05_descriptor(describe_n_major(ds, sm100::KEY_SLAB)),
-        right = tcgen05_descriptor(describe_n_major(keys, sm100::KEY_SLAB));
+    u64 d_s = tcgen05_descriptor(describe_n_major(ds, sm100::KEY_SLAB)),
+        k = tcgen05_descriptor(describe_n_major(keys, sm100::KEY_SLAB));
+    if constexpr (!sm100::DQ_THREAD_COLUMNS) {
 #pragma unroll
-    for (int step = 0; step < sm100::STEPS_N; step++)
-        tcgen05_ss(dq, left + step * (16 * 128 / 16), right + step * (16 * 128 / 16),
-                   tcgen05_instruction(sm100::WIDTH_D, true, true), step);
+        for (int step = 0; step < sm100::STEPS_N; step++)
+            tcgen05_ss(dq, d_s + step * (16 * 128 / 16), k + step * (16 * 128 / 16),
+                       tcgen05_instruction(sm100::WIDTH_D, true, true), step);
+    } else {
+#pragma unroll 1
+        for (int chunk = 0; chunk < sm100::DQ_CHUNKS; chunk++, k += 2 * sm100::KEY_SLAB / 16)
+#pragma unroll
+            for (int step = 0; step < sm100::STEPS_N; step++)
+                tcgen05_ss(dq + chunk * BLOCK_M, k + step * (16 * 128 / 16), d_s + step * (16 * 128 / 16),
+                           tcgen05_instruction(BLOCK_M, true, true), step);
+    }
 }
 
 /* A barrier that says something of tensor memory. */
@@ -87,13 +101,24 @@ __device__ __forceinline__ void wait_tensor(u64 *barrier, u32 phase)
     tmem_fence_after();
 }
 
-/* The thread that issues the products. `phase` is that of all barriers that complete once in each query tile. */
+/* The thread that issues the products. `phase` is that of the barriers that complete once in each query tile; of two
+ * items for a tile of keys, those of dP, dS and dQ do so in one, and p_read in the other. */
 struct products {
     sm100_control &c;
     u32 memory;
     pipeline_state queries, outputs;
-    u32 phase;
+    u32 phase, phase_of_ds, phase_of_dv;
 };
+
+__device__ __forceinline__ u32 ds_phase(const products &m)
+{
+    return sm100::ITEMS == 1 ? m.phase : m.phase_of_ds;
+}
+
+__device__ __forceinline__ u32 dv_phase(const products &m)
+{
+    return sm100::ITEMS == 1 ? m.phase : m.phase_of_dv;
+}
 
 __device__ __forceinline__ u32 q_tile(const products &m, u32 stage)
 {
@@ -117,11 +142,13 @@ __device__ __forceinline__ void multiply_dp(products &m)
 {
     consumer_wait<&control::outputs>(m.c.tiles, m.outputs);
     if (sm100::DQ_OVER_DP) {
-        producer_acquire<&control::dq>(m.c.tiles, {0, m.phase ^ 1});
+        producer_acquire<&control::dq>(m.c.tiles, {0, ds_phase(m) ^ 1});
         tmem_fence_after();
     }
     multiply_s_dp<sm100::STEPS_DV>(m.c.tmem + sm100::DP_COLUMN, m.memory + sm100::K_BYTES, do_tile(m));
     tcgen05_commit(&m.c.dp_full);
+    if (sm100::ITEMS > 1) /* its only reader */
+        tcgen05_commit(&m.c.tiles.outputs.empty[m.outputs.stage]);
 }
 
 /* The descriptor of the next query tile. */
@@ -139,59 +166,96 @@ __device__ __forceinline__ void release_queries(products &m, u32 stage)
     consumer_release_thread<&control::queries>(m.c.tiles, {stage, 0});
 }
 
-/* The products of a tile of keys, from its first query tile on, which `queries` has, to its TILE_END. */
-__device__ __forceinline__ void multiply_key_tile(products &m)
+/* 2: S^T of the next query tile, once P of the present one has been read. False: there is none. */
+template <bool DV> __device__ __forceinline__ bool multiply_next_s(products &m)
+{
+    bool more = !(next_flags(m) & TILE_END);
+    if (DV)
+        wait_tensor(&m.c.p_read, dv_phase(m));
+    if (more)
+        multiply_s(m);
+    return more;
+}
+
+/* 8 and 7: dK += dS Q, dQ = dS^T K. */
+__device__ __forceinline__ void multiply_dk_dq(products &m, u32 stage, bool first)
+{
+    sm100_control &c = m.c;
+    wait_tensor(&c.ds_full, ds_phase(m));
+    /* 8: dK += dS Q */
+    multiply_dk_dv<sm100::WIDTH_D>(c.tmem + sm100::DK_COLUMN, c.tmem + sm100::DP_COLUMN, q_tile(m, stage), first);
+    tcgen05_commit(&c.ds_read);
+    release_queries(m, stage);
+    if (sm100::DQ_OVER_DP)
+        wait_tensor(&c.ds_read, ds_phase(m));
+    else { /* dQ of the tile before has been read */
+        producer_acquire<&control::dq>(c.tiles, {0, ds_phase(m) ^ 1});
+        tmem_fence_after();
+    }
+    /* 7: dQ = dS^T K */
+    multiply_dq(c.tmem + sm100::DQ_COLUMN, m.memory + sm100::DS_OFFSET, m.memory);
+    tcgen05_commit(&c.tiles.dq.full[0]);
+    if (!sm100::DQ_OVER_DP)
+        wait_tensor(&c.ds_read, ds_phase(m));
+}
+
+/* The products of an item of a tile of keys, from its first query tile on, which `queries` has, to its TILE_END. DK:
+ * the item has dK and dQ. DV: it has dV. */
+template <bool DK, bool DV> __device__ __forceinline__ void multiply_item(products &m)
 {
     sm100_control &c = m.c;
     multiply_s(m);
-    multiply_dp(m);
+    if (DK)
+        multiply_dp(m);
+    else
+        consumer_wait<&control::outputs>(c.tiles, m.outputs);
     for (bool first = true, more = true; more; first = false) {
         u32 stage = m.queries.stage;
         wait_tensor(&c.p_full, m.phase);
-        /* 6: dV += P dO. The warps that stored P have stored dK and dV of the tile of keys before. */
-        multiply_dk_dv<sm100::WIDTH_DV>(c.tmem + sm100::DV_COLUMN, c.tmem, do_tile(m), first);
-        tcgen05_commit(&c.p_read);
-        tcgen05_commit(&c.tiles.outputs.empty[m.outputs.stage]);
-        more = !(next_flags(m) & TILE_END);
-        wait_tensor(&c.p_read, m.phase);
-        if (more) /* 2: it runs while dS of this tile is computed */
-            multiply_s(m);
-        wait_tensor(&c.ds_full, m.phase);
-        /* 8: dK += dS Q */
-        multiply_dk_dv<sm100::WIDTH_D>(c.tmem + sm100::DK_COLUMN, c.tmem + sm100::DP_COLUMN, q_tile(m, stage), first);
-        tcgen05_commit(&c.ds_read);
-        release_queries(m, stage);
-        if (sm100::DQ_OVER_DP)
-            wait_tensor(&c.ds_read, m.phase);
-        else { /* dQ of the tile before has been read */
-            producer_acquire<&control::dq>(c.tiles, {0, m.phase ^ 1});
-            tmem_fence_after();
+        if (DV) {
+            /* 6: dV += P dO. The warps that stored P have stored dK and dV of the tile of keys before. */
+            multiply_dk_dv<sm100::WIDTH_DV>(c.tmem + sm100::DV_COLUMN, c.tmem, do_tile(m), first);
+            tcgen05_commit(&c.p_read);
+            tcgen05_commit(&c.tiles.outputs.empty[m.outputs.stage]);
         }
-        /* 7: dQ = dS^T K */
-        multiply_dq(c.tmem + sm100::DQ_COLUMN, m.memory + sm100::DS_OFFSET, m.memory);
-        tcgen05_commit(&c.tiles.dq.full[0]);
-        if (!sm100::DQ_OVER_DP)
-            wait_tensor(&c.ds_read, m.phase);
+        if (sm100::AHEAD) /* it runs while dS of this tile is computed */
+            more = multiply_next_s<DV>(m);
+        if (DK)
+            multiply_dk_dq(m, stage, first);
+        else
+            release_queries(m, stage);
+        if (!sm100::AHEAD)
+            more = multiply_next_s<DV>(m);
         m.phase ^= 1;
+        m.phase_of_ds ^= DK;
+        m.phase_of_dv ^= DV;
         advance<sm100::DO_STAGES>(m.outputs);
-        if (more)
+        if (DK && more)
             multiply_dp(m);
+        else if (more)
+            consumer_wait<&control::outputs>(c.tiles, m.outputs);
     }
     tcgen05_commit(&c.sums_full);
 }
 
 __device__ __forceinline__ void multiply(sm100_control &c, u32 memory)
 {
-    products m = {c, memory, {0, 0}, {0, 0}, 0};
-    for (u32 tiles_done = 0;; tiles_done++) {
+    products m = {c, memory, {0, 0}, {0, 0}, 0, 0, 0};
+    for (u32 items_done = 0;; items_done++) {
         consumer_wait<&control::queries>(c.tiles, m.queries);
         int flags = c.tiles.descs[m.queries.stage].flags;
         if (flags & TILE_STOP)
             break;
         /* 1: wait for K and V */
-        consumer_wait<&control::keys>(c.tiles, {0, tiles_done & 1});
-        if (!(flags & TILE_END))
-            multiply_key_tile(m);
+        consumer_wait<&control::keys>(c.tiles, {0, items_done & 1});
+        if (!(flags & TILE_END)) {
+            if constexpr (sm100::ITEMS == 1)
+                multiply_item<true, true>(m);
+            else if (flags & TILE_VALUES)
+                multiply_item<false, true>(m);
+            else
+                multiply_item<true, false>(m);
+        }
         tcgen05_commit(&c.tiles.keys.empty[0]);
         release_queries(m, m.queries.stage); /* of TILE_END */
         advance(m.queries);
@@ -249,16 +313,28 @@ template <int CHUNKS> __device__ __forceinline__ void rotate(float (&s)[CHUNKS][
         }
 }
 
+/* The columns of dK or dV that a warp group stores. */
+struct column_range {
+    int begin, end;
+};
+
+/* Of dK, or of dV, if they are of separate items, each warp group has a half. */
+template <int COLUMNS> __device__ __forceinline__ column_range columns_of_group(int group)
+{
+    constexpr int HALF = round_up(round_up(COLUMNS, 16) / 2, 16);
+    return sm100::ITEMS == 1 ? column_range{0, COLUMNS} : group ? column_range{HALF, COLUMNS} : column_range{0, HALF};
+}
+
 /* 9: stores a key's row of dK or dV. none: no query attends to the tile of keys. */
 template <int COLUMNS>
-__device__ __forceinline__ void store_sums(const attune_cuda_view &v, u32 from, int b, int h, int kv, int rows,
-                                           float factor, bool none, bool &finite)
+__device__ __forceinline__ void store_sums(const attune_cuda_view &v, u32 from, column_range columns, int b, int h,
+                                           int kv, int rows, float factor, bool none, bool &finite)
 {
     o_element *to = (o_element *)v.address + b * v.batch + h * v.head + kv * v.row;
     bool vectors = view_aligned<o_element>(v);
     float nan_if_non_finite = 0.0f;
 #pragma unroll 1
-    for (int column = 0; column < COLUMNS; column += 16) {
+    for (int column = columns.begin; column < columns.end; column += 16) {
         float x[16];
 #pragma unroll
         for (int i = 0; i < 16; i++)
@@ -277,18 +353,18 @@ __device__ __forceinline__ void store_sums(const attune_cuda_view &v, u32 from, 
     finite = kv >= rows || nan_if_non_finite == 0.0f;
 }
 
-/* 9: the first warp group stores dK, the second one dV. */
+/* 9: the first warp group stores dK, the second one dV; or both those of the item. */
 __device__ __forceinline__ void store_dk_dv(const attune_cuda_arguments &a, const attune_cuda_backward &g, u32 lanes,
-                                            int tile, int group, int key, bool none)
+                                            const tile_desc &end, int group, int key, bool none)
 {
-    key_tile at = key_tile_of(a, g, tile);
-    bool finite;
-    if (group == 0)
-        store_sums<HEAD_DIM>(g.d_k, lanes + sm100::DK_COLUMN, at.b, at.h_kv, at.kv + key, a.kv_len, a.scale, none,
-                             finite);
+    key_tile at = key_tile_of(a, g, end.q);
+    bool finite, values = sm100::ITEMS == 1 ? group : end.flags & TILE_VALUES;
+    if (!values)
+        store_sums<HEAD_DIM>(g.d_k, lanes + sm100::DK_COLUMN, columns_of_group<HEAD_DIM>(group), at.b, at.h_kv,
+                             at.kv + key, a.kv_len, a.scale, none, finite);
     else
-        store_sums<HEAD_DIM_V>(g.d_v, lanes + sm100::DV_COLUMN, at.b, at.h_kv, at.kv + key, a.kv_len, 1.0f, none,
-                               finite);
+        store_sums<HEAD_DIM_V>(g.d_v, lanes + sm100::DV_COLUMN, columns_of_group<HEAD_DIM_V>(group), at.b, at.h_kv,
+                               at.kv + key, a.kv_len, 1.0f, none, finite);
     if (!finite)
         *(volatile int *)g.redo = 1;
 }
@@ -311,7 +387,9 @@ __device__ __forceinline__ void store_ds(const thread_place &at, u32 memory, int
 {
     __syncwarp();
     store_p_ds(at.d_p + (u32)(chunk * sm100::S_FRAGMENT / 2), d_s);
-    share_ds(memory + sm100::DS_OFFSET + (u32)at.group * sm100::KEY_SLAB, at.key, chunk * sm100::P_STEPS, d_s);
+    int row = at.group * sm100::GROUP_M;
+    share_ds(memory + sm100::DS_OFFSET + (u32)(row / 64) * sm100::KEY_SLAB, at.key,
+             row % 64 / 8 + chunk * sm100::P_STEPS, d_s);
 }
 
 __device__ __forceinline__ void release_stored(u64 *full)
@@ -340,16 +418,19 @@ __device__ __forceinline__ pair_origin chunk_pairs(const attune_cuda_arguments &
     return {a, g, part.b, part.h, part.q + sm100::group_row(), at.kv};
 }
 
-/* 4 and 5, one after the other: dV += P dO, and before it the products of the query tile before, run under dS. */
-__device__ __forceinline__ void compute_apart(const attune_cuda_arguments &a, const attune_cuda_backward &g,
-                                              sm100_control &c, u32 memory, const thread_place &at,
-                                              const tile_desc &desc, u32 stage, u32 phase)
+/* The phases of a query tile: of S, and of dP and dS. */
+struct tile_phases {
+    u32 s, dp;
+};
+
+/* 4: P = exp(S - LSE). STORE: dV has it. s: S of all chunks, the present one last; then P times the derivative of the
+ * score, the present one first. They rotate, so that indices are constants in a loop that is not unrolled. */
+template <bool STORE>
+__device__ __forceinline__ void compute_p_chunks(float (&s)[sm100::S_CHUNKS][sm100::S_FRAGMENT],
+                                                 const attune_cuda_arguments &a, sm100_control &c, u32 memory,
+                                                 const thread_place &at, const tile_desc &desc, u32 stage, u32 phase)
 {
     float factor = HAVE_SCORE ? ATTUNE_LOG2E : a.scale * ATTUNE_LOG2E;
-    /* S of all chunks, the present one last; then P times the derivative of the score, the present one first. They
-     * rotate, so that indices are constants in a loop that is not unrolled. */
-    float s[sm100::S_CHUNKS][sm100::S_FRAGMENT];
-    /* 4: P = exp(S - LSE) */
     wait_tensor(&c.s_full, phase);
 #pragma unroll 1
     for (int chunk = 0; chunk < sm100::S_CHUNKS; chunk++) {
@@ -358,11 +439,29 @@ __device__ __forceinline__ void compute_apart(const attune_cuda_arguments &a, co
         load_scores(s[sm100::S_CHUNKS - 1], at.s + (u32)(chunk * sm100::S_FRAGMENT));
         compute_p(s[sm100::S_CHUNKS - 1], p, a, chunk_desc(desc, chunk), at.kv,
                   chunk_rows(at, memory, stage, chunk) + sm100::LSE_OFFSET, factor);
-        store_p(at, chunk, p);
+        if (STORE)
+            store_p(at, chunk, p);
     }
-    release_stored(&c.p_full);
+    release_stored(&c.p_full); /* or S has been read */
+}
+
+/* 4, of an item that has dV alone. */
+__device__ __forceinline__ void compute_values(const attune_cuda_arguments &a, sm100_control &c, u32 memory,
+                                               const thread_place &at, const tile_desc &desc, u32 stage, u32 phase)
+{
+    float s[sm100::S_CHUNKS][sm100::S_FRAGMENT];
+    compute_p_chunks<true>(s, a, c, memory, at, desc, stage, phase);
+}
+
+/* 4 and 5, one after the other: dV += P dO, and before it the products of the query tile before, run under dS. */
+__device__ __forceinline__ void compute_apart(const attune_cuda_arguments &a, const attune_cuda_backward &g,
+                                              sm100_control &c, u32 memory, const thread_place &at,
+                                              const tile_desc &desc, u32 stage, tile_phases phases)
+{
+    float s[sm100::S_CHUNKS][sm100::S_FRAGMENT];
+    compute_p_chunks<sm100::ITEMS == 1>(s, a, c, memory, at, desc, stage, phases.s);
     /* 5: dS = P * (dP - delta) */
-    wait_tensor(&c.dp_full, phase);
+    wait_tensor(&c.dp_full, phases.dp);
 #pragma unroll 1
     for (int chunk = 0; chunk < sm100::S_CHUNKS; chunk++) {
         float d_p[sm100::S_FRAGMENT];
@@ -383,10 +482,10 @@ __device__ __forceinline__ void compute_apart(const attune_cuda_arguments &a, co
 /* 4 and 5 in one pass, for gradients of captures that depend on the score. */
 __device__ __forceinline__ void compute_fused(const attune_cuda_arguments &a, const attune_cuda_backward &g,
                                               sm100_control &c, u32 memory, const thread_place &at,
-                                              const tile_desc &desc, u32 stage, u32 phase)
+                                              const tile_desc &desc, u32 stage, tile_phases phases)
 {
-    wait_tensor(&c.s_full, phase);
-    wait_tensor(&c.dp_full, phase);
+    wait_tensor(&c.s_full, phases.s);
+    wait_tensor(&c.dp_full, phases.dp);
 #pragma unroll 1
     for (int chunk = 0; chunk < sm100::S_CHUNKS; chunk++) {
         float s[sm100::S_FRAGMENT], d_p[sm100::S_FRAGMENT];
@@ -399,7 +498,8 @@ __device__ __forceinline__ void compute_fused(const attune_cuda_arguments &a, co
         load_scores(s, at.s + (u32)(chunk * sm100::S_FRAGMENT));
         load_scores(d_p, at.d_p + (u32)(chunk * sm100::S_FRAGMENT));
         compute_p_ds(s, d_p, p, d_s, sums, t, part, rows + sm100::LSE_OFFSET, rows + sm100::DELTA_OFFSET, 0);
-        store_p(at, chunk, p);
+        if (sm100::ITEMS == 1)
+            store_p(at, chunk, p);
         store_ds(at, memory, chunk, d_s);
         add_capture_gradients(sums, t, memory);
     }
@@ -417,7 +517,7 @@ __device__ __forceinline__ void compute(const attune_cuda_arguments &a, const at
     thread_place at = {group, key, 0, s, s + sm100::DP_COLUMN};
     clear_head_sums(memory);
     pipeline_state pipe = {0, 0};
-    u32 phase = 0, sums_phase = 0;
+    u32 phase = 0, dp_phase = 0, sums_phase = 0;
     for (u32 tiles_done = 0;; tiles_done++) {
         consumer_wait<&control::queries>(c.tiles, pipe);
         tile_desc desc = c.tiles.descs[pipe.stage];
@@ -428,26 +528,32 @@ __device__ __forceinline__ void compute(const attune_cuda_arguments &a, const at
         at.kv = c.tiles.kv + key;
         consumer_release<&control::keys>(c.tiles, {0, 0});
         while (!(desc.flags & TILE_END)) {
-            if constexpr (sm100::FUSED_GRADIENTS)
-                compute_fused(a, g, c, memory, at, desc, pipe.stage, phase);
+            bool values = sm100::ITEMS > 1 && desc.flags & TILE_VALUES;
+            tile_phases phases = {phase, sm100::ITEMS > 1 ? dp_phase : phase};
+            if (values)
+                compute_values(a, c, memory, at, desc, pipe.stage, phase);
+            else if constexpr (sm100::FUSED_GRADIENTS)
+                compute_fused(a, g, c, memory, at, desc, pipe.stage, phases);
             else
-                compute_apart(a, g, c, memory, at, desc, pipe.stage, phase);
+                compute_apart(a, g, c, memory, at, desc, pipe.stage, phases);
             consumer_release_converged<&control::queries>(c.tiles, pipe);
             advance(pipe);
             consumer_wait<&control::queries>(c.tiles, pipe);
             tile_desc next = c.tiles.descs[pipe.stage];
             if constexpr (sm100::HAVE_CAPTURE_GRADIENTS)
-                if (next.flags & TILE_END || next.h != desc.h || next.b != desc.b) /* the head's last rows */
+                if (!values &&
+                    (next.flags & TILE_END || next.h != desc.h || next.b != desc.b)) /* the head's last rows */
                     flush_head_sums({a, g, desc.b, desc.h, 0, at.kv}, memory);
             desc = next;
             phase ^= 1;
+            dp_phase ^= !values;
         }
         consumer_release<&control::queries>(c.tiles, pipe);
         advance(pipe);
         /* 9: store dK and dV */
         if (!none)
             wait_tensor(&c.sums_full, sums_phase);
-        store_dk_dv(a, g, lanes, desc.q, group, key, none);
+        store_dk_dv(a, g, lanes, desc, group, key, none);
         sums_phase ^= !none;
     }
 }
@@ -455,8 +561,36 @@ __device__ __forceinline__ void compute(const attune_cuda_arguments &a, const at
 /* ---------------------------------------------------------------------------------------------------------------- dQ
  */
 
-/* 7: dQ += dS^T K in global memory: a warp group loads dQ from tensor memory, a row for each thread, and stores it to
- * shared memory, a part of its columns at a time, from where the first thread adds it by bulk reductions. */
+/* A part of dQ, from tensor memory to shared memory: a row's columns, for each four of which shared memory has all
+ * rows; or a column of 16 rows, for each four of which it has all columns. */
+__device__ __forceinline__ void stage_dq(u32 dq, u32 buffer, int part, int end, int lane)
+{
+    if constexpr (!sm100::DQ_THREAD_COLUMNS) {
+#pragma unroll 1
+        for (int column = part; column < end; column += 16) {
+            float x[16];
+            load_columns(x, dq + (u32)column);
+#pragma unroll
+            for (int i = 0; i < 16; i += 4)
+                store_shared_4(buffer + (u32)(((column - part + i) / 4 * BLOCK_M + lane) * 16), x[i], x[i + 1],
+                               x[i + 2], x[i + 3]);
+        }
+    } else {
+        int first = __shfl_sync(0xffffffffu, lane, 0);
+#pragma unroll 1
+        for (int chunk = 0; chunk * 128 + first < sm100::DQ_WIDTH; chunk++) {
+            float x[16];
+            load_columns(x, dq + (u32)(chunk * BLOCK_M + part));
+#pragma unroll
+            for (int i = 0; i < 16; i += 4)
+                store_shared_4(buffer + (u32)((i / 4 * sm100::DQ_WIDTH + chunk * 128 + lane) * 16), x[i], x[i + 1],
+                               x[i + 2], x[i + 3]);
+        }
+    }
+}
+
+/* 7: dQ += dS^T K in global memory: a warp group loads dQ from tensor memory, a row or a column for each thread, and
+ * stores it to shared memory, a part at a time, from where the first thread adds it by bulk reductions. */
 __device__ __forceinline__ void add_dq(const attune_cuda_arguments &a, const attune_cuda_backward &g, sm100_control &c,
                                        u32 memory)
 {
@@ -471,6 +605,8 @@ __device__ __forceinline__ void add_dq(const attune_cuda_arguments &a, const att
         if (desc.flags & TILE_STOP)
             break;
         consumer_release<&control::queries>(c.tiles, pipe);
+        if (sm100::ITEMS > 1 && desc.flags & TILE_VALUES)
+            continue;
         if (desc.flags & TILE_END) {
             if (row == 0)
                 count_bulk_additions(a, g, desc.q);
@@ -483,29 +619,24 @@ __device__ __forceinline__ void add_dq(const attune_cuda_arguments &a, const att
         if (sm100::ORDERED && first_warp)
             order_wait(a, desc.b, desc.h, desc.q, tile, word);
         wait_tensor(&c.tiles.dq.full[0], phase);
+        /* Parts of columns, or of rows; each has as many floats for one of them. */
+        constexpr int PARTS_END = sm100::DQ_THREAD_COLUMNS ? BLOCK_M : sm100::WIDTH_D;
+        constexpr int FLOATS = sm100::DQ_THREAD_COLUMNS ? sm100::DQ_WIDTH : BLOCK_M;
 #pragma unroll 1
-        for (int part = 0; part < sm100::WIDTH_D; part += sm100::DQ_PART) {
-            int end = min(part + sm100::DQ_PART, sm100::WIDTH_D);
+        for (int part = 0; part < PARTS_END; part += sm100::DQ_PART) {
+            int end = min(part + sm100::DQ_PART, PARTS_END);
             if (row == 0)
                 bulk_wait_read();
             named_sync<BARRIER_DQ, 128>();
-#pragma unroll 1
-            for (int column = part; column < end; column += 16) {
-                float x[16];
-                load_columns(x, dq + (u32)column);
-#pragma unroll
-                for (int i = 0; i < 16; i += 4)
-                    store_shared_4(buffer + (u32)(((column - part + i) / 4 * BLOCK_M + row) * 16), x[i], x[i + 1],
-                                   x[i + 2], x[i + 3]);
-            }
-            if (end == sm100::WIDTH_D) {
+            stage_dq(dq, buffer, part, end, row);
+            if (end == PARTS_END) {
                 tmem_fence_before();
                 warp_arrive(&c.tiles.dq.empty[0]);
             }
             fence_async();
             named_sync<BARRIER_DQ, 128>();
             if (row == 0)
-                bulk_add(to + part * BLOCK_M, buffer, (u32)((end - part) * BLOCK_M * 4));
+                bulk_add(to + part * FLOATS, buffer, (u32)((end - part) * FLOATS * 4));
         }
         if (sm100::ORDERED && row == 0)
             order_release(word, tile);

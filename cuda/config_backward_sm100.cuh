@@ -13,6 +13,9 @@ struct backward_config {
     static constexpr int GROUPS = 2, DQ_GROUPS = 1, COMPUTE_WARPS = 4 * GROUPS, MMA_WARP = 1;
     static constexpr int CTA_N = BLOCK_N;
     static constexpr int GROUP_M = BLOCK_M / GROUPS; /* rows of a warp group's S and dP */
+    static constexpr bool WIDE = attune_cuda_backward_sm100_wide(HEAD_DIM, HEAD_DIM_V);
+    /* S of the next query tile is computed while dS of the present one is. */
+    static constexpr bool AHEAD = STAGES > 1;
     /* Slabs of 64 columns in shared memory, the steps of a product over K, and the columns that products compute. */
     static constexpr int SLABS_D = (HEAD_DIM + 63) / 64, SLABS_DV = (HEAD_DIM_V + 63) / 64;
     static constexpr int STEPS_D = (HEAD_DIM + 15) / 16, STEPS_DV = (HEAD_DIM_V + 15) / 16;
@@ -22,14 +25,17 @@ struct backward_config {
     /* For files shared with sm90: no clusters, no split tail tiles, a thread of the warps that add dQ has a row. */
     static constexpr bool ORDERED = config::DETERMINISTIC, PAIRED = false, SPLIT_TAIL = false, ROUND_DQ = true;
     static constexpr bool DQ_ATOMIC = false, DQ_TRANSPOSED = false, DQ_SPLIT_ROWS = false, DQ_THREAD_ROWS = true;
-    static constexpr int DQ_WIDTH = WIDTH_D;
-    static constexpr u32 DQ_BYTES = BLOCK_M * WIDTH_D * 4; /* in global memory: [WIDTH_D / 4][BLOCK_M][4] */
+    /* dQ in global memory: [WIDTH_D / 4][BLOCK_M][4]; transposed in tensor memory, [BLOCK_M / 4][DQ_WIDTH][4]. */
+    static constexpr bool DQ_THREAD_COLUMNS = WIDE;
+    static constexpr int DQ_WIDTH = WIDE ? round_up(HEAD_DIM, 32) : WIDTH_D;
+    static constexpr int DQ_CHUNKS = (DQ_WIDTH + 127) / 128; /* of 128 lanes of tensor memory, where it is transposed */
+    static constexpr u32 DQ_BYTES = BLOCK_M * DQ_WIDTH * 4;
 
     /* The planner's choices (src/plan/family_cuda_variant.c). */
     static constexpr bool HAVE_CAPTURE_GRADIENTS = config::HAVE_CAPTURE_GRADIENTS,
                           FUSED_GRADIENTS = config::FUSED_GRADIENTS, REMATERIALISE = config::REMATERIALISE;
     /* Chunks of rows in which S and dP are computed, so that the values of an expression have registers. */
-    static constexpr int S_CHUNKS = config::HAVE_SCORE ? 2 : 1;
+    static constexpr int S_CHUNKS = config::HAVE_SCORE && !WIDE ? 2 : 1;
     static constexpr int S_FRAGMENT = GROUP_M / S_CHUNKS; /* scores of a thread in a chunk */
     static constexpr int P_STEPS = S_FRAGMENT / 8;        /* four words each of P or dS */
     /* Of each four scores of a thread, all are of a key. */
@@ -55,6 +61,8 @@ struct backward_config {
     /* Shared memory and tensor memory (layout_sm100.h). */
     static constexpr attune_cuda_backward_sm100_layout LAYOUT =
         attune_cuda_backward_sm100(TILE, HAVE_CAPTURE_GRADIENTS);
+    /* Items of a tile of keys: dK and dQ, and then dV, or all at once. */
+    static constexpr int ITEMS = LAYOUT.separate ? 2 : 1;
     static constexpr u32 ROW_SLAB = BLOCK_M * 128, KEY_SLAB = BLOCK_N * 128;
     static constexpr u32 Q_BYTES = LAYOUT.q_stage, DO_BYTES = LAYOUT.do_stage, ROW_BYTES = BLOCK_M * 4;
     static constexpr u32 K_BYTES = LAYOUT.v - LAYOUT.k, V_BYTES = LAYOUT.q - LAYOUT.v;
@@ -68,8 +76,9 @@ struct backward_config {
     static constexpr int TMEM_COLUMNS = (int)LAYOUT.columns;
     static constexpr bool DQ_OVER_DP = DQ_COLUMN == DP_COLUMN;
 
-    static_assert(THREADS == 128 * (GROUPS + 2) && BLOCK_M == 128 && BLOCK_N == 128, "products of 128 x 128");
-    static_assert(DV_COLUMN + WIDTH_DV <= ATTUNE_CUDA_TENSOR_COLUMNS, "tensor memory");
+    static_assert(THREADS == 128 * (GROUPS + 2) && BLOCK_N == 128, "a lane of tensor memory for each key");
+    static_assert(BLOCK_M == (WIDE ? 64 : 128), "rows of a warp group in whole loads of 32 columns");
+    static_assert(DQ_COLUMN + (WIDE ? DQ_CHUNKS * BLOCK_M : WIDTH_D) <= ATTUNE_CUDA_TENSOR_COLUMNS, "tensor memory");
 };
 typedef backward_config sm100, backward;
 static_assert(

@@ -64,8 +64,9 @@ struct backward_config {
                                           : EQUAL_GROUPS && SLABS_DV >= SLABS_D    ? DQ_ADD_IN_PLACE
                                                                                    : DQ_ADD_ATOMIC;
     static constexpr bool DQ_ATOMIC = DQ_ADD == DQ_ADD_ATOMIC;
-    static constexpr bool DQ_THREAD_ROWS = false; /* a thread has columns of a row of dQ */
-    static constexpr int DO_STAGES = 0;           /* dO is loaded with Q */
+    static constexpr bool DQ_THREAD_ROWS = false, DQ_THREAD_COLUMNS = false; /* a thread has a row, a column of dQ */
+    static constexpr int ITEMS = 1;                                          /* dK and dV of a tile of keys */
+    static constexpr int DO_STAGES = 0;                                      /* dO is loaded with Q */
     static constexpr bool ROUND_DQ = attune_cuda_backward_sm90_rounds_dq(HEAD_DIM, HEAD_DIM_V, BLOCK_N);
     /* Whether tail tiles are split by query rows, so that the last wave occupies all CTAs. The block lists of a mask
      * give tiles of many lengths, which balance the last wave without a split. */

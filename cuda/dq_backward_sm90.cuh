@@ -135,6 +135,46 @@ __device__ __forceinline__ void round_fragments(const attune_cuda_arguments &a, 
         store_dq_words(to + row * g.d_q.row + d, words, d, view_aligned<o_element>(g.d_q));
 }
 
+/* 16 rows from sums of which a lane has four rows of a column: four lanes exchange them for four columns of a row. */
+__device__ __forceinline__ void round_columns(const attune_cuda_arguments &a, const attune_cuda_backward &g,
+                                              const float4 *from, o_element *out, int row)
+{
+    int lane = thread_index_remat() % 32;
+    row += lane % 4;
+    bool vector = view_aligned<o_element>(g.d_q);
+#pragma unroll 1
+    for (int i = 0; i < 4; i++, row += 4)
+#pragma unroll 1
+        for (int d = lane / 4 * 4; d < backward::DQ_WIDTH; d += 32, from += 32) {
+            float4 x = __ldcg(from);
+            u32 words[4] = {__float_as_uint(x.x), __float_as_uint(x.y), __float_as_uint(x.z), __float_as_uint(x.w)};
+            float y[4], nan_if_non_finite = 0.0f;
+            transpose_words(words, lane);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                y[j] = __uint_as_float(words[j]);
+                nan_if_non_finite = __fmaf_rn(y[j], 0.0f, nan_if_non_finite);
+                y[j] *= a.scale;
+            }
+            if (nan_if_non_finite != 0.0f)
+                *(volatile int *)g.redo = 1;
+            if (row >= a.q_len || d >= HEAD_DIM)
+                continue;
+            o_element *to = out + row * g.d_q.row + d;
+            if (vector && d + 4 <= HEAD_DIM) {
+                if constexpr (O_FLOAT32)
+                    *(float4 *)to = make_float4(y[0], y[1], y[2], y[3]);
+                else
+                    *(uint2 *)to = make_uint2(pack(y[0], y[1]), pack(y[2], y[3]));
+                continue;
+            }
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                if (d + j < HEAD_DIM)
+                    store_output(to + j, y[j]);
+        }
+}
+
 /* 10: scale and round dQ. MOST: steps whose loads are in flight together. The warps of the producer have few registers:
  * what follows from the arguments is computed again for each part. */
 template <int MOST>
@@ -165,7 +205,13 @@ __device__ __forceinline__ void round_dq(const attune_cuda_arguments &a, const a
             __nanosleep(200);
         load_acquire(count);
         int lane = thread_index_remat() % 32;
-        const float4 *from = (const float4 *)dq_sums_of(g, workspace_row(a, g, b, h, row), 0) + part * 32 + lane;
+        const float4 *from = (const float4 *)dq_sums_of(g, workspace_row(a, g, b, h, row), 0) + lane;
+        o_element *out = (o_element *)g.d_q.address + b * g.d_q.batch + h * g.d_q.head;
+        if constexpr (backward::DQ_THREAD_COLUMNS) {
+            round_columns(a, g, from + part * (4 * backward::DQ_WIDTH), out, row + part * 16);
+            continue;
+        }
+        from += part * 32;
         make_opaque(from);
         /* The lane's columns after the exchange: fragment lane % 4 / 2 of the two, half lane % 2 of the warp's 16. In
          * f32, without one: the first value of its fragments. */
@@ -176,7 +222,6 @@ __device__ __forceinline__ void round_dq(const attune_cuda_arguments &a, const a
                 : O_FLOAT32              ? (BY_ROWS ? part * 16 + lane / 4 : lane % 4 * 2)
                 : BY_ROWS                ? part * 16 + lane % 2 * 8
                                          : lane % 4 / 2 * 8;
-        o_element *out = (o_element *)g.d_q.address + b * g.d_q.batch + h * g.d_q.head;
         make_opaque(out);
 #pragma unroll 1
         for (int step = 0; step < backward::DQ_GROUPS * STEPS; step += MANY) {

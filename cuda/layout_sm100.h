@@ -28,49 +28,81 @@ ATTUNE_CUDA_LAYOUT attune_cuda_forward_tma_layout attune_cuda_forward_sm100(attu
 
 #define ATTUNE_CUDA_SM100_HEAD_SUMS_BYTES 1536
 
+/* Head dimensions past 128: tiles of 64 rows instead of 128. */
+ATTUNE_CUDA_LAYOUT int attune_cuda_backward_sm100_wide(unsigned head_dim, unsigned head_dim_v)
+{
+    return head_dim > 128 || head_dim_v > 128;
+}
+
 /*
- * K[N][D], V[N][Dv] of the CTA's keys, Q[S][M][D], dO[R][M][Dv], dS [N][M]; dQ[M][P] in float32, a part of its columns,
- * where it is staged; LSE and delta [S][M] in float32; barriers and tile descriptors; with capture gradients their sums
- * over the rows of a head. R = 1 and P = 32 past head dimensions of 64, where shared memory has no space for more. In
- * tensor memory: S and dP [N][M], in whose columns P and dS are stored in 16 bits, dK[N][D], dV[N][Dv], and dQ[M][D];
- * it takes the columns of dP and dS where there are no others.
+ * K[N][D], V[N][Dv] of the CTA's keys, Q[S][M][D], dO[R][M][Dv], dS [N][M]; dQ[M][D] in float32, a part of it, where it
+ * is staged; LSE and delta [S][M] in float32; barriers and tile descriptors; with capture gradients their sums over the
+ * rows of a head.
+ *
+ * Head dimensions up to 128: R = 1 past 64, and dQ is staged by 32 columns instead of 64, since shared memory has no
+ * space for more. In tensor memory S and dP [N][M], in whose columns P and dS are stored in 16 bits, dK[N][D],
+ * dV[N][Dv], and dQ[M][D]; it takes the columns of dP and dS where there are no others.
+ *
+ * Past 128: R = S, dQ is staged by 16 rows, and transposed in tensor memory: [D][M], of 128 lanes at a time. With
+ * `separate` there are no columns for both dK and dV: they take the same, one after the other, for the same keys.
  */
 typedef struct attune_cuda_backward_sm100_layout {
     unsigned k, v, q, d_o, ds, dq, lse, delta, control, head_sums;
-    unsigned q_stage, do_stage, do_stages, dq_part, control_bytes; /* dq_part: columns */
+    unsigned q_stage, do_stage, do_stages, control_bytes;
+    unsigned dq_part; /* columns, or rows */
     unsigned size;
     unsigned dp_column, dk_column, dv_column, dq_column, columns; /* of tensor memory; S begins at 0 */
+    int separate;
 } attune_cuda_backward_sm100_layout;
+
+ATTUNE_CUDA_LAYOUT void attune_cuda_backward_sm100_columns(attune_cuda_backward_sm100_layout *l, attune_cuda_tile t)
+{
+    const unsigned dk = attune_cuda_round_up(t.head_dim, 16), dv = attune_cuda_round_up(t.head_dim_v, 16);
+    l->columns = ATTUNE_CUDA_TENSOR_COLUMNS; /* a power of two, and what is needed is always more than half of it */
+    if (attune_cuda_backward_sm100_wide(t.head_dim, t.head_dim_v)) {
+        const unsigned dq = (t.head_dim > 128 ? 2 : 1) * t.block_m;
+        l->dk_column = l->dv_column = t.block_m;
+        l->separate = t.block_m + dk + dv + dq > ATTUNE_CUDA_TENSOR_COLUMNS;
+        l->dp_column = t.block_m + (dk > dv ? dk : dv);
+        if (!l->separate) {
+            l->dv_column += dk;
+            l->dp_column = l->dv_column + dv;
+        }
+        l->dq_column = l->dp_column + t.block_m;
+        if (l->dq_column + dq > ATTUNE_CUDA_TENSOR_COLUMNS)
+            l->dq_column = l->dp_column;
+        return;
+    }
+    l->dp_column = t.block_m;
+    l->dk_column = 2 * t.block_m;
+    l->dv_column = l->dk_column + dk;
+    l->dq_column = l->dv_column + dv;
+    if (l->dq_column + dk > ATTUNE_CUDA_TENSOR_COLUMNS)
+        l->dq_column = l->dp_column;
+}
 
 ATTUNE_CUDA_LAYOUT attune_cuda_backward_sm100_layout attune_cuda_backward_sm100(attune_cuda_tile t,
                                                                                 int capture_gradients)
 {
     const unsigned d = attune_cuda_round_up(t.head_dim, 64), dv = attune_cuda_round_up(t.head_dim_v, 64);
-    const unsigned d_columns = attune_cuda_round_up(t.head_dim, 16),
-                   dv_columns = attune_cuda_round_up(t.head_dim_v, 16);
+    const int wide = attune_cuda_backward_sm100_wide(t.head_dim, t.head_dim_v), few = d <= 64 && dv <= 64;
     attune_cuda_backward_sm100_layout l = {0};
+    attune_cuda_backward_sm100_columns(&l, t);
     l.q_stage = t.block_m * d * t.element;
     l.do_stage = t.block_m * dv * t.element;
-    l.do_stages = d <= 64 && dv <= 64 ? t.stages : 1;
-    l.dq_part = d <= 64 && dv <= 64 ? 64 : 32;
+    l.do_stages = few || wide ? t.stages : 1;
+    l.dq_part = wide ? 16 : few ? 64 : 32;
     l.control_bytes = 512;
     l.v = l.k + t.block_n * d * t.element;
     l.q = l.v + t.block_n * dv * t.element;
     l.d_o = l.q + t.stages * l.q_stage;
     l.ds = l.d_o + l.do_stages * l.do_stage;
     l.dq = l.ds + t.block_m * t.block_n * t.element;
-    l.lse = l.dq + t.block_m * l.dq_part * 4;
+    l.lse = l.dq + l.dq_part * (wide ? attune_cuda_round_up(t.head_dim, 32) : t.block_m) * 4;
     l.delta = l.lse + t.stages * t.block_m * 4;
     l.control = l.delta + t.stages * t.block_m * 4;
     l.head_sums = l.control + l.control_bytes;
     l.size = l.head_sums + (capture_gradients ? ATTUNE_CUDA_SM100_HEAD_SUMS_BYTES : 0);
-    l.dp_column = t.block_m;
-    l.dk_column = 2 * t.block_m;
-    l.dv_column = l.dk_column + d_columns;
-    l.dq_column = l.dv_column + dv_columns;
-    if (l.dq_column + d_columns > ATTUNE_CUDA_TENSOR_COLUMNS)
-        l.dq_column = l.dp_column;
-    l.columns = ATTUNE_CUDA_TENSOR_COLUMNS; /* a power of two, which 256 columns and those of dK and dV are more than */
     return l;
 }
 

@@ -37,12 +37,19 @@ __device__ __forceinline__ void load_do(control &c, u32 memory, u32 stage, const
                     slab * 64, it.q, it.h, it.b);
 }
 
+/* TILE_VALUES of the iterator's item. */
+__device__ __forceinline__ int values_flag(const control &c)
+{
+    return backward::ITEMS > 1 && c.iterator.tile % backward::ITEMS ? TILE_VALUES : 0;
+}
+
 __device__ __forceinline__ tile_desc query_tile_desc(const attune_cuda_arguments &a, const control &c)
 {
     auto &it = c.iterator;
     /* Capture gradients are summed over all rows of a tile: rows past the last must be masked, since their scores may
      * be NaN although their LSE is +inf. */
     int flags = backward::HAVE_CAPTURE_GRADIENTS && it.q > a.q_len - BLOCK_M ? it.flags | TILE_MASKED : it.flags;
+    flags |= values_flag(c);
     return {it.q, it.h, it.b, backward::ORDERED ? flags + c.kv / BLOCK_N * TILE_KEYS : flags};
 }
 
@@ -194,10 +201,11 @@ __device__ __forceinline__ void produce(const attune_cuda_arguments &a, const at
     /* The first tile too comes from the counter: with a fixed order, and for the rounding of dQ, a CTA may wait only
      * for tiles that were taken before, else CTAs that are not yet resident would block it for ever. */
 #pragma unroll 1
-    for (it.tiles_done = 0; (it.tile = next_tile(a, c, it.tiles_done)) < key_tile_count(a, g); it.tiles_done++) {
+    for (it.tiles_done = 0; (it.tile = next_tile(a, c, it.tiles_done)) < key_tile_count(a, g) * backward::ITEMS;
+         it.tiles_done++) {
         /* 1: load K and V */
         {
-            key_tile at = key_tile_of(a, g, it.tile);
+            key_tile at = key_tile_of(a, g, it.tile / backward::ITEMS);
             producer_acquire<&control::keys>(c, {0, ~it.tiles_done & 1u});
             c.kv = at.kv;
             it.flags = at.kv + BLOCK_N > a.kv_len ? TILE_MASKED : 0;
@@ -209,8 +217,10 @@ __device__ __forceinline__ void produce(const attune_cuda_arguments &a, const at
             it.begin = split ? (it.tile - g.full_wave_tiles) % g.tail_splits * g.tail_split_rows : 0;
             it.end = split ? min(a.q_len - it.begin, g.tail_split_rows) + it.begin : a.q_len;
         }
-        producer_expect<&control::keys>(
-            c, {0, 0}, backward::K_BYTES + backward::V_BYTES + (backward::PAIRED ? 2 * backward::KEY_SLAB : 0));
+        bool load_v = !values_flag(c); /* dV does not depend on V */
+        producer_expect<&control::keys>(c, {0, 0},
+                                        backward::K_BYTES + (load_v ? backward::V_BYTES : 0) +
+                                            (backward::PAIRED ? 2 * backward::KEY_SLAB : 0));
         int rank = backward::PAIRED ? (int)cluster_rank() : 0, kv = c.kv + rank * backward::CTA_N;
         /* A broadcast batch (stride 0) has size 1 in its tensor map; K and V may differ in this. */
         int b_k = a.k.batch ? it.b_keys : 0, b_v = a.v.batch ? it.b_keys : 0;
@@ -218,7 +228,7 @@ __device__ __forceinline__ void produce(const attune_cuda_arguments &a, const at
         for (int slab = 0; slab < backward::SLABS_D; slab++)
             tensor_load(memory + slab * backward::KEY_SLAB, k_map, &c.keys.full[0], slab * 64, kv, it.h_keys, b_k);
 #pragma unroll
-        for (int slab = 0; slab < backward::SLABS_DV; slab++)
+        for (int slab = 0; slab < (load_v ? backward::SLABS_DV : 0); slab++)
             tensor_load(memory + backward::K_BYTES + slab * backward::KEY_SLAB, v_map, &c.keys.full[0], slab * 64, kv,
                         it.h_keys, b_v);
 #pragma unroll
@@ -232,7 +242,7 @@ __device__ __forceinline__ void produce(const attune_cuda_arguments &a, const at
 #pragma unroll 1
             for (it.h = it.h_keys * (a.heads / a.kv_heads); it.h < it.h_end; it.h++)
                 load_head(a, g, c, memory, pipe, q_map, do_map);
-        push_descriptor(c, pipe, it.tile, TILE_END);
+        push_descriptor(c, pipe, it.tile / backward::ITEMS, TILE_END | values_flag(c));
     }
     push_descriptor(c, pipe, 0, TILE_STOP);
     if constexpr (backward::DO_STAGES > 0) /* commits release the stages: the CTA must not end before them */

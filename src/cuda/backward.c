@@ -215,7 +215,8 @@ static attune_status run(const attune__cuda_program *program, attune__cuda_queue
         .sinks = backward.d_sinks ? f->heads : 0,
     };
     if (adds) {
-        const int64_t tiles = p.full_wave_tiles + p.left * p.each;
+        const int64_t items = program->family->items ? program->family->items(tile_of(program)) : 1;
+        const int64_t tiles = (p.full_wave_tiles + p.left * p.each) * items;
         const uint32_t each = workgroups(program), most = program->kernel.resident / each;
         n.adds = (most && tiles > most ? most : tiles) * each;
         if (dq_ctas)

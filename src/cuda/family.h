@@ -34,6 +34,8 @@ typedef struct attune__cuda_family {
     uint32_t (*dq_shared_memory)(attune_cuda_tile tile);
     uint32_t (*dq_ctas)(attune_cuda_tile tile);
     uint32_t (*cluster)(attune_cuda_tile tile);
+    /* The items that CTAs take for each tile of keys; NULL = one. */
+    uint32_t (*items)(attune_cuda_tile tile);
     bool splits_tail;
 } attune__cuda_family;
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* The family of tcgen05. */
 #include "cuda/family.h"
-
+#include "cuda/layout_sm100.h"
 #include "plan/family_cuda.h"
 
 static void define(attune__cuda_kernel *kernel, const attune__program_desc *desc, attune__cuda_role role)
@@ -29,6 +29,11 @@ static uint32_t cluster(attune_cuda_tile t)
     return 1;
 }
 
+static uint32_t items(attune_cuda_tile t)
+{
+    return attune_cuda_backward_sm100(t, 0).separate ? 2 : 1;
+}
+
 const attune__cuda_family attune__cuda_family_sm100a = {
     .plan = &attune__cuda_sm100a,
     .suffix = "a",
@@ -39,4 +44,5 @@ const attune__cuda_family attune__cuda_family_sm100a = {
     .define = define,
     .dq_ctas = dq_ctas,
     .cluster = cluster,
+    .items = items,
 };

@@ -12,14 +12,19 @@
 /* --------------------------------------------------------------------------------------------------------- backward */
 
 /* A tile of 128 keys with 128 rows: four warps that load, issue products and round dQ, four that add dQ to its sums,
- * and eight that compute P and dS. The second tile equals the first. */
+ * and eight that compute P and dS. The second tile equals the first. With a head dimension past 128, where tensor
+ * memory has fewer columns for S and dP, 64 rows, and one stage where shared memory has no space for two. */
 static const attune__tile sm100_backward[] = {ATTUNE__TILES(128, 128, 128, 128, 2, 16)};
+static const attune__tile sm100_backward_wide[] = {
+    ATTUNE__TILES(64, 128, 64, 128, 2, 16),
+    ATTUNE__TILES(64, 128, 64, 128, 1, 16),
+};
 
-static const char *backward_reject_problem(const attune__shape *s)
+static attune__cuda_tiles backward_tiles(const attune__shape *s)
 {
-    if (s->head_dim > 128 || s->head_dim_v > 128)
-        return "its backward pass has head dimensions up to 128, whose sums tensor memory has columns for";
-    return NULL;
+    const attune__cuda_tiles narrow = ATTUNE__CUDA_TILES(sm100_backward),
+                             wide = ATTUNE__CUDA_TILES(sm100_backward_wide);
+    return attune_cuda_backward_sm100_wide(s->head_dim, s->head_dim_v) ? wide : narrow;
 }
 
 static bool backward_is_deterministic(const attune__search *search)
@@ -31,10 +36,15 @@ static bool backward_is_deterministic(const attune__search *search)
 static const char *backward_reject_tile(const attune__shape *s, const attune__tile *tile, attune__option *option)
 {
     static const attune__option options[] = {ATTUNE__BLOCK_M1, ATTUNE__BLOCK_N1, ATTUNE__NUM_STAGES, ATTUNE__NUM_WARPS};
+    const attune__cuda_tiles tiles = backward_tiles(s);
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
         *option = options[i];
-        if (tile->value[*option] != sm100_backward[0].value[*option])
-            return "the tile of tcgen05's backward kernel is fixed: 128 x 128, num_stages 2, num_warps 16";
+        if (tile->value[*option] != tiles.tiles[0].value[*option] &&
+            tile->value[*option] != tiles.tiles[tiles.count - 1].value[*option])
+            return tiles.count == 1 ? "the tile of tcgen05's backward kernel is fixed: 128 x 128, num_stages 2, "
+                                      "num_warps 16; with a head dimension past 128, 64 x 128"
+                                    : "the tile of tcgen05's backward kernel is fixed with a head dimension past 128: "
+                                      "64 x 128, num_stages 1 or 2, num_warps 16";
     }
     return attune__cuda_reject_blocks(s, tile->value, option);
 }
@@ -76,8 +86,9 @@ static const attune__tile sm100_256[] = {
 static const attune__tile *sm100_tiles(const attune__search *search, uint32_t *count)
 {
     if (search->pass == ATTUNE__PASS_BACKWARD) {
-        *count = 1;
-        return sm100_backward;
+        const attune__cuda_tiles t = backward_tiles(search->shape);
+        *count = t.count;
+        return t.tiles;
     }
     const attune__cuda_tiles narrow = ATTUNE__CUDA_TILES(sm100_64), wide = ATTUNE__CUDA_TILES(sm100_256);
     const attune__cuda_tiles tables[4] = {narrow, narrow, wide, wide};
@@ -167,11 +178,6 @@ static attune__cost sm100_cost(const attune__search *search, const attune__tile 
     return c;
 }
 
-static const char *sm100_reject_problem(const attune__search *search)
-{
-    return search->pass == ATTUNE__PASS_BACKWARD ? backward_reject_problem(search->shape) : NULL;
-}
-
 static const char *sm100_reject_automatic(const attune__search *search)
 {
     (void)search;
@@ -193,7 +199,6 @@ const attune__family attune__cuda_sm100a = {
     .matrix = ATTUNE_MATRIX_TCGEN05,
     .tma = true,
     .dtypes = 1u << ATTUNE_F16 | 1u << ATTUNE_BF16,
-    .reject_problem = sm100_reject_problem,
     .reject_automatic = sm100_reject_automatic,
     .caveat = "it has never run on hardware",
     .unordered = 1u << ATTUNE__PASS_BACKWARD,

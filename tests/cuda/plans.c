@@ -469,13 +469,14 @@ Test(cuda_plans, tcgen05)
     close_fixture(&w);
 }
 
-/* Likewise backward, whose head dimensions are up to 128. */
+/* Likewise backward: its two tiles, dK and dV together and apart, one stage and two. */
 Test(cuda_plans, tcgen05_backward)
 {
     static fixture w;
     static const forced named[] = {{"automatic", {.kernel = "cuda_sm100a"}},
                                    {"automatic", {.kernel = "cuda_sm100a", .deterministic = ATTUNE_ON}}};
-    static const dims some_dims[] = {{128, 128}, {64, 64}, {96, 96}, {72, 40}, {64, 128}};
+    static const dims some_dims[] = {{128, 128}, {64, 64},   {96, 96},   {72, 40},  {64, 128},  {192, 128},
+                                     {256, 256}, {192, 192}, {256, 128}, {64, 256}, {256, 136}, {136, 24}};
     static const uint32_t architectures[] = {100, 103};
     attune_profile profile;
     open_profile(&w, "b200", &profile);

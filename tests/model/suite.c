@@ -287,6 +287,18 @@ static const model_case blackwell_backward[] = {
     BACKWARD(relative_bias, F16, SM100_ORDERED),
 };
 
+/* Head dimensions past 128: dK and dV in one item and in two, with two stages and one. */
+static const model_case blackwell_wide[] = {
+    BACKWARD(head_192_128, F16, SM100),
+    BACKWARD(head_256, BF16, SM100_ORDERED),
+    BACKWARD(head_64_256, F16, SM100),
+    BACKWARD(bias_of_pairs_wide, BF16, SM100),
+    BACKWARD(key_softcap_wide, F16, SM100),
+    BACKWARD(head_256_nan_hidden, BF16, SM100),
+    BACKWARD(functions_wide, F16, SM100_ORDERED),
+    BACKWARD(mqa, BF16, SM100),
+};
+
 static const model_case blackwell_faults[] = {
     /* The weight of an infinity of V is not regarded. */
     {.architecture = "100",
@@ -430,24 +442,25 @@ static const model_case blackwell_backward_faults[] = {
     /* P is multiplied before it is stored. */
     BACKWARD_FAULT(window, "        wait_tensor(&c.p_full, m.phase);|", "of tensor memory, which"),
     /* S is loaded before its products are complete. */
-    BACKWARD_FAULT(window, "    /* 4: P = exp(S - LSE) */\n    wait_tensor(&c.s_full, phase);|",
+    BACKWARD_FAULT(window, "* ATTUNE_LOG2E;\n    wait_tensor(&c.s_full, phase);|* ATTUNE_LOG2E;",
                    "of tensor memory, which"),
     /* dS is multiplied before it is stored. */
-    BACKWARD_FAULT(window, "        wait_tensor(&c.ds_full, m.phase);|", "which"),
+    BACKWARD_FAULT(window, "    wait_tensor(&c.ds_full, ds_phase(m));|", "which"),
     /* The next S overwrites P before it has been multiplied. */
-    BACKWARD_FAULT(window, "        wait_tensor(&c.p_read, m.phase);|", "of tensor memory, which was read without"),
+    BACKWARD_FAULT(window, "    if (DV)\n        wait_tensor(&m.c.p_read, dv_phase(m));|",
+                   "of tensor memory, which was read without"),
     /* The next dP overwrites dS before it has been multiplied. */
-    BACKWARD_FAULT(window, "        if (!sm100::DQ_OVER_DP)\n            wait_tensor(&c.ds_read, m.phase);|",
+    BACKWARD_FAULT(window, "    if (!sm100::DQ_OVER_DP)\n        wait_tensor(&c.ds_read, ds_phase(m));|",
                    "of tensor memory, which was read without"),
     /* dQ overwrites dS, whose place it takes, before that has been multiplied. */
     BACKWARD_FAULT(dense_128,
-                   "        if (sm100::DQ_OVER_DP)\n            wait_tensor(&c.ds_read, m.phase);|        if "
-                   "(sm100::DQ_OVER_DP)\n            ;",
+                   "    if (sm100::DQ_OVER_DP)\n        wait_tensor(&c.ds_read, ds_phase(m));|    if "
+                   "(sm100::DQ_OVER_DP)\n        ;",
                    "of tensor memory, which was read without"),
     /* The next dQ overwrites one that has not been read. */
     BACKWARD_FAULT(window,
-                   "            producer_acquire<&control::dq>(c.tiles, {0, m.phase ^ 1});\n            "
-                   "tmem_fence_after();\n        }\n        /* 7|        }\n        /* 7",
+                   "        producer_acquire<&control::dq>(c.tiles, {0, ds_phase(m) ^ 1});\n        "
+                   "tmem_fence_after();\n    }\n    /* 7|    }\n    /* 7",
                    "of tensor memory, which"),
     /* dQ is loaded before its products are complete. */
     BACKWARD_FAULT(window, "        wait_tensor(&c.tiles.dq.full[0], phase);|", "of tensor memory, which"),
@@ -475,6 +488,10 @@ static const model_case blackwell_backward_faults[] = {
                    "    tcgen05_commit(&m.c.tiles.queries.empty[stage]);|    "
                    "consumer_release_thread<&control::queries>(m.c.tiles, {stage, 0});",
                    "of shared memory, which"),
+    /* The lanes of dQ past the first 128 are those of its first columns. */
+    BACKWARD_FAULT(head_192_128, "chunk++, k += 2 * sm100::KEY_SLAB / 16)|chunk++)", "max error"),
+    /* The item of dV has the phases of the other one. */
+    BACKWARD_FAULT(head_256, "dp_phase ^= !values;|dp_phase ^= 1;", "which"),
 };
 
 static void check_cases(const model_case *some, size_t first, size_t end)
@@ -560,6 +577,16 @@ Test(model, blackwell_backward_heads_and_lists)
 Test(model, blackwell_backward_captures)
 {
     check_cases(blackwell_backward, 13, sizeof blackwell_backward / sizeof blackwell_backward[0]);
+}
+
+Test(model, blackwell_wide)
+{
+    check_cases(blackwell_wide, 0, 4);
+}
+
+Test(model, blackwell_wide_scores)
+{
+    check_cases(blackwell_wide, 4, sizeof blackwell_wide / sizeof blackwell_wide[0]);
 }
 
 Test(model, blackwell_faults)

@@ -47,26 +47,26 @@ Test(choose, tcgen05_by_name_alone)
     p.direction = ATTUNE_BACKWARD;
     cr_assert_str_eq(plan("b200", &p, NULL).kernel, "cuda_sm80_atomic");
     static const struct {
-        uint32_t head_dim, head_dim_v;
-        bool fits;
-    } backward[] = {{64, 64, true}, {128, 128, true},  {96, 40, true},
-                    {8, 128, true}, {192, 128, false}, {64, 136, false}};
+        uint32_t head_dim, head_dim_v, rows, stages;
+    } backward[] = {{64, 64, 128, 2}, {128, 128, 128, 2}, {96, 40, 128, 2},  {8, 128, 128, 2},  {192, 128, 64, 2},
+                    {64, 136, 64, 2}, {256, 128, 64, 2},  {192, 192, 64, 2}, {256, 256, 64, 1}, {256, 136, 64, 1}};
     for (size_t i = 0; i < sizeof backward / sizeof backward[0]; i++) {
         p.head_dim = backward[i].head_dim;
         p.head_dim_v = backward[i].head_dim_v;
-        if (!backward[i].fits) {
-            EXPECT_ERROR("b200", &p, named, ATTUNE_UNSUPPORTED, "head dimensions up to 128");
-            continue;
-        }
         const attune_plan_choice c = plan("b200", &p, named);
-        cr_expect(!strcmp(c.kernel, "cuda_sm100a") && c.block_m1 == 128 && c.block_n1 == 128 && c.num_warps == 16 &&
-                      c.num_stages == 2 && c.occupancy == 1 && !c.deterministic,
-                  "head dimensions %u and %u", p.head_dim, p.head_dim_v);
+        cr_expect(!strcmp(c.kernel, "cuda_sm100a") && c.block_m1 == backward[i].rows && c.block_n1 == 128 &&
+                      c.num_warps == 16 && c.num_stages == backward[i].stages && c.occupancy == 1 && !c.deterministic,
+                  "head dimensions %u and %u: %u x %u, %u stages", p.head_dim, p.head_dim_v, c.block_m1, c.block_n1,
+                  c.num_stages);
         cr_expect(plan("b200", &p, "{\"KERNEL\": \"cuda_sm100a\", \"DETERMINISTIC\": true}").deterministic);
     }
     p.head_dim = p.head_dim_v = 128;
     EXPECT_ERROR("b200", &p, "{\"KERNEL\": \"cuda_sm100a\", \"bwd_BLOCK_M1\": 64}", ATTUNE_INVALID_ARGUMENT,
                  "128 x 128");
+    p.head_dim = 256;
+    EXPECT_ERROR("b200", &p, "{\"KERNEL\": \"cuda_sm100a\", \"bwd_BLOCK_M1\": 128}", ATTUNE_INVALID_ARGUMENT,
+                 "64 x 128, num_stages 1 or 2");
+    p.head_dim = 128;
     p.block_mask = true;
     p.mask_kv_block = 64;
     EXPECT_ERROR("b200", &p, named, ATTUNE_UNSUPPORTED, "must divide the block of the mask");

@@ -89,9 +89,13 @@ static uint64_t sm90a(const attune_plan_choice *c, numbers x)
 
 static uint64_t sm100a(const attune_plan_choice *c, numbers x)
 {
+    const uint64_t d = x.d;
     x.d = up(x.d, 64), x.dv = up(x.dv, 64);
     if (c->direction == ATTUNE_BACKWARD) {
         const bool narrow = x.d == 64 && x.dv == 64;
+        if (x.d > 128 || x.dv > 128)
+            return 2 * (x.n1 * (x.d + x.dv) + x.m1 * (x.stages * (x.d + x.dv) + x.n1)) + 16 * up(d, 32) * 4 +
+                   x.stages * x.m1 * 8 + 512;
         return 2 * (x.n1 * (x.d + x.dv) + x.m1 * (x.stages * x.d + (narrow ? x.stages : 1) * x.dv + x.n1)) +
                x.m1 * (narrow ? 64 : 32) * 4 + x.stages * x.m1 * 8 + 512;
     }
