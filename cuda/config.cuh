@@ -205,6 +205,12 @@ __device__ float attune_score_slope_near_of(ATTUNE_PAIR, ATTUNE_OF_TERMS ATTUNE_
 #ifndef ATTUNE_FIRST_SCORE_CHUNK
 #define ATTUNE_FIRST_SCORE_CHUNK 8
 #endif
+#ifndef ATTUNE_POLYNOMIALS
+#define ATTUNE_POLYNOMIALS 0
+#endif
+#ifndef ATTUNE_POLYNOMIAL_DEGREE
+#define ATTUNE_POLYNOMIAL_DEGREE 3
+#endif
 #ifndef ATTUNE_MASK_CHUNKS
 #define ATTUNE_MASK_CHUNKS 0
 #endif
@@ -295,6 +301,9 @@ struct config {
     static constexpr bool MASK_CHUNKS = ATTUNE_MASK_CHUNKS, SCORE_CHUNKS = ATTUNE_SCORE_CHUNKS;
     /* Forward with TMA: the scores that are computed at once, 0 = all; and in a query tile's first tile of keys. */
     static constexpr int SCORE_CHUNK = ATTUNE_SCORE_CHUNK, FIRST_SCORE_CHUNK = ATTUNE_FIRST_SCORE_CHUNK;
+
+    /* Of each eight exponentials of P, those that are polynomials of this degree (exponentials.cuh). */
+    static constexpr int POLYNOMIALS = ATTUNE_POLYNOMIALS, POLYNOMIAL_DEGREE = ATTUNE_POLYNOMIAL_DEGREE;
 
     /* The order of the stages, for the registers that a thread has (src/plan/plan.h). */
     static constexpr bool DESCENDING = ATTUNE_DESCENDING, LATE_HOOK = ATTUNE_LATE_HOOK, LATE_DP = ATTUNE_LATE_DP,

@@ -14,6 +14,7 @@
  */
 #include "config_forward_sm100.cuh" /* before the headers that read it */
 
+#include "exponentials.cuh"
 #include "producer_sm90.cuh"
 #include "rows_sm100.cuh"
 #include "scores_sm90.cuh"
@@ -257,8 +258,8 @@ __device__ __forceinline__ void exponentiate(row_state &state, u32 s, float fact
         load_s(x, s + (u32)(load * sm100::LOAD_COLUMNS));
 #pragma unroll
         for (int i = 0; i < sm100::LOAD_COLUMNS / 2; i++) {
-            float even = exp2_fast(__fmaf_rn(x[i * 2], factor, -shift));
-            float odd = exp2_fast(__fmaf_rn(x[i * 2 + 1], factor, -shift));
+            float even = exp2_shared(__fmaf_rn(x[i * 2], factor, -shift), i * 2);
+            float odd = exp2_shared(__fmaf_rn(x[i * 2 + 1], factor, -shift), i * 2 + 1);
             sum[0] += even;
             sum[1] += odd;
             w[i] = pack(even, odd);

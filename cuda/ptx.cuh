@@ -21,6 +21,14 @@ __device__ __forceinline__ float exp2_fast(float x)
     return y;
 }
 
+/* The larger one, or NaN. */
+__device__ __forceinline__ float maximum_or_nan(float x, float y)
+{
+    float z;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+    return z;
+}
+
 /* Within 2^-22 of the logarithm, relative outside of (0.5, 2). */
 __device__ __forceinline__ float log2_fast(float x)
 {

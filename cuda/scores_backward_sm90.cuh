@@ -10,6 +10,7 @@
 #include "layout_backward_sm90.cuh"
 
 #include "capture_gradients_sm90.cuh"
+#include "exponentials.cuh"
 #include "terms.cuh"
 
 /* Many capture gradients leave no registers for sizes and strides. With LATE_CAPTURES those for the shared terms
@@ -176,22 +177,22 @@ __device__ __forceinline__ bool near_zero(const float (&s)[backward::S_FRAGMENT]
     return config::HAVE_SCORE_NEAR;
 }
 
-/* P of one pair, and in slope P times the derivative of the score. NEAR_ZERO: uses the near-zero form. kv0: the
- * thread's first key. */
+/* P of one pair, the thread's i-th, and in slope P times the derivative of the score. NEAR_ZERO: uses the near-zero
+ * form. kv0: the thread's first key. */
 template <bool NEAR_ZERO>
-__device__ __forceinline__ void pair_p(float s, float lse, float &p, float &slope, const attune_cuda_arguments &a,
-                                       const tile_desc &desc, int q, int kv, int kv0, float factor,
-                                       const shared_terms &key, const shared_terms &row)
+__device__ __forceinline__ void pair_p(int i, float s, float lse, float &p, float &slope,
+                                       const attune_cuda_arguments &a, const tile_desc &desc, int q, int kv, int kv0,
+                                       float factor, const shared_terms &key, const shared_terms &row)
 {
     if constexpr (!HAVE_SCORE) {
-        p = slope = exp2_fast(__fmaf_rn(s, factor, -lse));
+        p = slope = exp2_shared(__fmaf_rn(s, factor, -lse), i);
     } else {
         int h_kv = desc.h / (a.heads / a.kv_heads);
         float raw = s * a.scale, score, by;
         score = score_of_pair<NEAR_ZERO>(a, desc.b, desc.h, q, kv, h_kv, raw, key.score, row.score, kv0);
         by = slope_of_pair<NEAR_ZERO>(a, desc.b, desc.h, q, kv, h_kv, raw, key.slope, row.slope, kv0);
         score = __float_as_uint(s) == __float_as_uint(MASKED_SCORE) ? -ATTUNE_INF : score;
-        p = exp2_fast(__fmaf_rn(score, factor, -lse));
+        p = exp2_shared(__fmaf_rn(score, factor, -lse), i);
         slope = backward::HAVE_CAPTURE_GRADIENTS && !backward::FUSED_GRADIENTS ? p : p == 0.0f ? 0.0f : p * by;
     }
 }
@@ -261,7 +262,7 @@ __device__ __forceinline__ void compute_p_pairs(float (&s)[backward::S_FRAGMENT]
             four_row_terms(row, terms, first + i);
 #pragma unroll
             for (int j = 0; j < 4; j++)
-                pair_p<NEAR_ZERO>(s[i + j], l.of[j % backward::FOUR_ROWS], x[j], s[i + j], a, desc,
+                pair_p<NEAR_ZERO>(i + j, s[i + j], l.of[j % backward::FOUR_ROWS], x[j], s[i + j], a, desc,
                                   at + j % backward::FOUR_ROWS, kv + backward::key_of(j), kv, factor,
                                   terms.key[j / backward::FOUR_ROWS], row[j % backward::FOUR_ROWS]);
             p[i / 8][i / 4 % 2 * 2] = pack(x[0], x[1]);
@@ -368,7 +369,7 @@ __device__ __forceinline__ void compute_fused_pairs(float (&s)[backward::S_FRAGM
         four_row_terms(row, terms, i);
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            pair_p<NEAR_ZERO>(s[i + j], l.of[j % backward::FOUR_ROWS], x[j], y[j], t.a, desc,
+            pair_p<NEAR_ZERO>(i + j, s[i + j], l.of[j % backward::FOUR_ROWS], x[j], y[j], t.a, desc,
                               t.q + backward::row_of(i) + j % backward::FOUR_ROWS, t.kv + backward::key_of(j), t.kv,
                               ATTUNE_LOG2E, terms.key[j / backward::FOUR_ROWS], row[j % backward::FOUR_ROWS]);
             if (config::LATE_DELTA && j == 0)

@@ -460,6 +460,10 @@ static void add_variant(attune__cuda_kernel *kernel, const attune__variant *v)
         attune__cuda_define(kernel, "SCORE_CHUNK", v->score_chunk);
     if (v->first_score_chunk)
         attune__cuda_define(kernel, "FIRST_SCORE_CHUNK", v->first_score_chunk);
+    if (v->polynomials) {
+        attune__cuda_define(kernel, "POLYNOMIALS", v->polynomials);
+        attune__cuda_define(kernel, "POLYNOMIAL_DEGREE", v->polynomial_degree);
+    }
 }
 
 attune_status attune__cuda_entry_of(const attune__program_desc *desc, attune__cuda_role role,

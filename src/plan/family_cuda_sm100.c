@@ -184,6 +184,48 @@ static const char *sm100_reject_automatic(const attune__search *search)
     return "it has never run on hardware, so that only KERNEL selects it";
 }
 
+/* Rates of an SM a clock: instructions of threads, and exponentials of the special-function unit (docs/cuda.md). */
+#define INSTRUCTIONS 128
+#define EXPONENTIALS 16
+
+/* Instructions of a pair without a mask and a score, counted in the code for sm_100a: in forward, where one warp
+ * group's softmax runs under the other's, all; in backward those of P alone, for which both warp groups wait together.
+ */
+#define FORWARD_PAIR  5
+#define BACKWARD_PAIR 3
+
+/* More instructions of a polynomial than of the unit's exponential: the reduction has 4, the scale 2. */
+static uint32_t polynomial_instructions(uint32_t degree)
+{
+    return degree + 5;
+}
+
+/* The share of exponentials, in eighths, with which the unit and the instructions are done first. */
+static uint32_t polynomial_share(uint32_t pair, uint32_t degree)
+{
+    uint32_t best = 0, least = UINT32_MAX;
+    for (uint32_t n = 0; n <= 4; n++) {
+        /* Of eight pairs, in units of 1 / INSTRUCTIONS of a clock. */
+        const uint32_t unit = (8 - n) * (INSTRUCTIONS / EXPONENTIALS),
+                       issue = 8 * pair + n * polynomial_instructions(degree), most = unit > issue ? unit : issue;
+        if (most < least)
+            least = most, best = n;
+    }
+    return best;
+}
+
+/* LSE and the row's maximum are float32 results, for which the sum has to have float32's digits. P is rounded to 16
+ * bits. A score's own functions take the place of the instructions. */
+static void choose_polynomials(const attune__shape *s, const attune_plan_choice *choice, attune__variant *variant)
+{
+    const bool back = choice->direction == ATTUNE_BACKWARD;
+    if (s->score_expr)
+        return;
+    const uint32_t degree = !back && (s->lse || s->row_max) ? 5 : s->k_dtype == ATTUNE_F16 ? 4 : 3;
+    variant->polynomials = polynomial_share(back ? BACKWARD_PAIR : FORWARD_PAIR, degree);
+    variant->polynomial_degree = variant->polynomials ? degree : 0;
+}
+
 static void sm100_variant(const attune__shape *s, const attune_plan_choice *choice, attune__variant *variant)
 {
     /* Fast functions were not tried in backward. */
@@ -191,6 +233,7 @@ static void sm100_variant(const attune__shape *s, const attune_plan_choice *choi
         .both_masks = true, .key_intervals = true, .few_registers = true, .exact_slope = true, .near_reads = true};
     attune__cuda_variant(s, choice, &traits, variant);
     attune__cuda_tma_variant(s, choice, 16, variant);
+    choose_polynomials(s, choice, variant);
 }
 
 const attune__family attune__cuda_sm100a = {

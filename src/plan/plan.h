@@ -140,6 +140,8 @@ typedef struct attune__variant {
     bool fused_gradients; /* backward: P, dS and the captures' gradients are computed in one pass */
     bool half_tiles;      /* ... for half of a query tile at a time */
     bool rematerialise;   /* backward: what follows from the thread's index is computed again in each tile */
+    /* tcgen05's: of each eight exponentials of P, those that are polynomials, and of which degree; 0 = none. */
+    uint32_t polynomials, polynomial_degree;
     /* The mma.sync kernels, likewise. */
     bool separate_dk_dv; /* backward: separate CTAs compute dK and dV, whose accumulators would not fit together */
     bool saved_state;    /* decode: row maxima and sums are in shared memory while O accumulates */

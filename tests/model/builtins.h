@@ -109,6 +109,14 @@ static __forceinline__ long long __double_as_longlong(double x)
 {
     return model_bits<long long>(x);
 }
+static __forceinline__ float __fadd_rn(float a, float b)
+{
+    return a + b;
+}
+static __forceinline__ float __fsub_rn(float a, float b)
+{
+    return a - b;
+}
 /* A NaN that arithmetic makes is 0x7fffffff, as on the device: kernels compare its bits. On the host it is negative. */
 static __forceinline__ float __fmaf_rn(float x, float y, float z)
 {

@@ -20,6 +20,12 @@ __device__ __forceinline__ float exp2_fast(float x)
     return y < 1.17549435e-38f ? 0.0f : y;
 }
 
+/* max.NaN. */
+__device__ __forceinline__ float maximum_or_nan(float x, float y)
+{
+    return isnan(x) || isnan(y) ? __builtin_nanf("") : fmaxf(x, y);
+}
+
 /* lg2: within 2^-22 between 0.5 and 2, where the logarithm may be smaller than that. */
 __device__ __forceinline__ float log2_fast(float x)
 {

@@ -307,6 +307,20 @@ static const model_case blackwell_faults[] = {
      .options = SM100,
      .fault = "forward_sm100.cu|weightless >> (key - kv) & 1 ? 0.0f : 1.0f|1.0f",
      .report = "infinite_v_weightless"},
+    /* The weight of a forbidden pair is not 0 where it is a polynomial. */
+    {.architecture = "100",
+     .row = CASE_causal_long_keys,
+     .dtype = ATTUNE_F16,
+     .options = SM100,
+     .fault = "exponentials.cuh|    x = maximum_or_nan(x, -127.0f);|",
+     .report = "causal_long_keys"},
+    /* The exponent is that of 2^(n + 1). */
+    {.architecture = "100",
+     .row = CASE_causal_long_keys,
+     .dtype = ATTUNE_F16,
+     .options = SM100,
+     .fault = "exponentials.cuh|<< 23) + 0x3f800000u|<< 23) + 0x40000000u",
+     .report = "max error"},
     /* The CTA ends before the commits that release stages have arrived. */
     {.architecture = "100",
      .row = CASE_alibi,

@@ -18,6 +18,8 @@ typedef struct wanted {
     int64_t q_len;
     bool back, gradients;
     uint32_t head_dim;
+    bool lse;
+    attune_dtype dtype; /* bf16 if it is 0, which is f32 */
     attune__variant is; /* terms by their counts alone */
 } wanted;
 
@@ -45,6 +47,13 @@ static const wanted table[] = {
             .score_chunk = 8,
             .first_score_chunk = 8,
             .descending = true}},
+    /* With tcgen05 a share of the exponentials are polynomials, of a degree for the sum's digits, or for P's. */
+    {"b200", NULL, NULL, 2048, .head_dim = 128, .is = {.polynomials = 1, .polynomial_degree = 3}},
+    {"b200", NULL, NULL, 2048, .head_dim = 128, .dtype = ATTUNE_F16, .is = {.polynomials = 1, .polynomial_degree = 4}},
+    {"b200", NULL, NULL, 2048, .head_dim = 128, .lse = true, .is = {.polynomials = 1, .polynomial_degree = 5}},
+    {"b200", NULL, NULL, 2048, true, .head_dim = 128, .is = {.polynomials = 2, .polynomial_degree = 3}},
+    {"b200", NULL, "score + bias[kv]", 2048, .head_dim = 128,
+     .is = {.first_score_chunk = 16, .score = {.key_count = 1}}},
     /* Past 2^23 a float does not hold every distance. */
     {"h200", NULL, "score - 0.5 * (q - kv)", 1 << 23, .head_dim = 128, .is = {.first_score_chunk = 16}},
     {"h200", NULL, "score + bias[kv]", 2048, .head_dim = 128,
@@ -116,7 +125,8 @@ Test(variant, follows_from_the_expressions)
         if (w->back && score)
             cr_assert_eq(attune__gradient_create(score, &gradient), ATTUNE_OK);
         const attune_problem problem = {.struct_size = sizeof problem,
-                                        .dtype = ATTUNE_BF16,
+                                        .dtype = w->dtype ? w->dtype : ATTUNE_BF16,
+                                        .lse = w->lse,
                                         .head_dim = w->head_dim,
                                         .heads = 8,
                                         .kv_heads = 2,
@@ -126,9 +136,11 @@ Test(variant, follows_from_the_expressions)
                                         .score = score,
                                         .direction = w->back ? ATTUNE_BACKWARD : ATTUNE_FORWARD,
                                         .capture_gradient_elements = w->gradients ? 1000 : 0};
+        const attune_kernel_options tcgen05 = {.struct_size = sizeof tcgen05, .any = {.kernel = "cuda_sm100a"}};
+        const attune_kernel_options *const named = strcmp(w->profile, "b200") ? NULL : &tcgen05;
         cr_assert_eq(attune__shape_from_problem(&problem, &shape), ATTUNE_OK, "%s: %s", name, attune_last_error());
         shape.expr = attune__analyse(mask, score, gradient);
-        cr_assert_eq(attune__plan_choose(&profile.limits, &shape, NULL, &decision), ATTUNE_OK, "%s: %s", name,
+        cr_assert_eq(attune__plan_choose(&profile.limits, &shape, named, &decision), ATTUNE_OK, "%s: %s", name,
                      attune_last_error());
         const attune__variant *is = &decision.variant, *should = &w->is;
 #define SAME(field) cr_expect_eq(is->field, should->field, "%s: " #field " is %d", name, (int)is->field)
@@ -150,6 +162,8 @@ Test(variant, follows_from_the_expressions)
         SAME(fused_gradients);
         SAME(half_tiles);
         SAME(rematerialise);
+        SAME(polynomials);
+        SAME(polynomial_degree);
         SAME(saved_state);
         SAME(serial_columns);
         SAME(mask.key_count);
