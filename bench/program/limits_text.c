@@ -8,9 +8,10 @@ static const struct {
     uint32_t bit;
     const char *name;
 } matrices[] = {
-    {ATTUNE_MATRIX_MMA_SYNC, "mma_sync"}, {ATTUNE_MATRIX_WGMMA, "wgmma"},       {ATTUNE_MATRIX_TCGEN05, "tcgen05"},
-    {ATTUNE_MATRIX_COOPMAT, "coopmat"},   {ATTUNE_MATRIX_COOPMAT2, "coopmat2"}, {ATTUNE_MATRIX_CPU_BF16, "cpu_bf16"},
-    {ATTUNE_MATRIX_AMX, "amx"},
+    {ATTUNE_MATRIX_MMA_SYNC, "mma_sync"}, {ATTUNE_MATRIX_WGMMA, "wgmma"},
+    {ATTUNE_MATRIX_TCGEN05, "tcgen05"},   {ATTUNE_MATRIX_COOPMAT, "coopmat"},
+    {ATTUNE_MATRIX_COOPMAT2, "coopmat2"}, {ATTUNE_MATRIX_CPU_BF16, "cpu_bf16"},
+    {ATTUNE_MATRIX_AMX, "amx"},           {ATTUNE_MATRIX_UNTRIED, "untried kernels"},
 };
 
 /* "96 KiB", or bytes if no unit divides them: limits are not rounded. */

@@ -218,6 +218,10 @@ ATTUNE_API const char *attune_dtype_string(attune_dtype dtype);
 #define ATTUNE_MATRIX_COOPMAT2 UINT32_C(16) /* VK_NV_cooperative_matrix2, workgroup scope */
 #define ATTUNE_MATRIX_CPU_BF16 UINT32_C(32) /* CPU: products of pairs of bf16 (AVX512-BF16, Arm's BFDOT) */
 #define ATTUNE_MATRIX_AMX      UINT32_C(64) /* CPU: AMX-BF16, which the system lets this process use */
+/* No matrix unit: the automatic choice may take kernels that have never run on hardware, which KERNEL alone selects
+ * otherwise. A CUDA device has it where the environment has ATTUNE_UNTRIED_KERNELS=1 when it is described or opened,
+ * which is not read in a set-user-ID or set-group-ID program. */
+#define ATTUNE_MATRIX_UNTRIED UINT32_C(128)
 
 /* Fragment layouts, the values of attune_limits.fragment_layout: which lane holds which element of a cooperative
  * matrix. */

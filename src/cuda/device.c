@@ -1,10 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /* Devices: enumeration, limits, contexts. */
+#define _GNU_SOURCE /* secure_getenv */
 #include "cuda/cuda.h"
 
 #include <attune/cuda.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/alloc.h"
 #include "base/error.h"
@@ -14,6 +17,17 @@
 
 /* The kernels need mma.sync of m16n8k16 and cp.async. */
 #define OLDEST 80
+
+#if defined(__APPLE__)
+#define secure_getenv(name) (issetugid() ? NULL : getenv(name))
+#endif
+
+/* Whether the automatic choice may take kernels that have never run on hardware. */
+static bool untried_kernels(void)
+{
+    const char *value = secure_getenv("ATTUNE_UNTRIED_KERNELS");
+    return value && !strcmp(value, "1");
+}
 
 static uint32_t attribute(const attune__cuda_driver *driver, attune__cu_device device, int which)
 {
@@ -56,7 +70,8 @@ static void fill_info(const attune__cuda_driver *driver, attune__cu_device devic
         .subgroup_size = attribute(driver, device, CU_WARP_SIZE),
         .matrix = (architecture >= OLDEST ? ATTUNE_MATRIX_MMA_SYNC : 0) |
                   (architecture == 90 ? ATTUNE_MATRIX_WGMMA : 0) |
-                  (architecture == 100 || architecture == 103 ? ATTUNE_MATRIX_TCGEN05 : 0),
+                  (architecture == 100 || architecture == 103 ? ATTUNE_MATRIX_TCGEN05 : 0) |
+                  (untried_kernels() ? ATTUNE_MATRIX_UNTRIED : 0),
         .f16 = true,
         .bf16 = architecture >= OLDEST,
         .subgroup_operations = true,

@@ -180,8 +180,10 @@ static attune__cost sm100_cost(const attune__search *search, const attune__tile 
 
 static const char *sm100_reject_automatic(const attune__search *search)
 {
-    (void)search;
-    return "it has never run on hardware, so that only KERNEL selects it";
+    if (search->limits->matrix & ATTUNE_MATRIX_UNTRIED)
+        return NULL;
+    return "it has never run on hardware, so that only KERNEL selects it, or ATTUNE_UNTRIED_KERNELS=1 in the "
+           "environment";
 }
 
 /* Rates of an SM a clock: instructions of threads, and exponentials of the special-function unit (docs/cuda.md). */

@@ -236,6 +236,6 @@ attune_status attune__profile_apply(const char *name, attune_limits *limits)
     limits->shared_memory_unit = p->shared_memory_unit;
     limits->shared_memory_reserved = p->shared_memory_reserved;
     limits->unit_invocations = p->unit_invocations;
-    limits->matrix &= p->matrix;
+    limits->matrix &= p->matrix | ATTUNE_MATRIX_UNTRIED;
     return ATTUNE_OK;
 }

@@ -576,6 +576,30 @@ Test(cuda_driver, an_old_gpu_is_named)
     cr_assert_eq(fake->contexts, 0);
 }
 
+/* The environment lets the automatic choice take kernels that have never run on hardware. */
+Test(cuda_driver, untried_kernels_by_the_environment)
+{
+    fake_state *fake = open_fake();
+    *fake = (fake_state){.architecture = 100};
+    static const char *const values[] = {NULL, "0", "1"};
+    for (size_t i = 0; i < sizeof values / sizeof values[0]; i++) {
+        attune_device_info info = {.struct_size = sizeof info};
+        attune_instance *instance;
+        attune_device *device;
+        const attune_instance_desc desc = {.struct_size = sizeof desc, .cache_folder = ""};
+        if (values[i])
+            setenv("ATTUNE_UNTRIED_KERNELS", values[i], 1);
+        else
+            unsetenv("ATTUNE_UNTRIED_KERNELS");
+        cr_assert_eq(attune_instance_create(&desc, &instance), ATTUNE_OK);
+        cr_assert_eq(attune_device_open(instance, "cuda:0", &device), ATTUNE_OK, "%s", attune_last_error());
+        cr_assert_eq(attune_device_info_get(device, &info), ATTUNE_OK);
+        cr_expect_eq((info.limits.matrix & ATTUNE_MATRIX_UNTRIED) != 0, i == 2);
+        attune_device_destroy(device);
+        attune_instance_destroy(instance);
+    }
+}
+
 Test(cuda_driver, what_is_lent_stays_the_callers)
 {
     fake_state *fake = open_fake();

@@ -11,7 +11,17 @@ Test(choose, tcgen05_by_name_alone)
     char text[8192];
     cr_assert_str_eq(plan("b200", &p, NULL).kernel, "cuda_sm80");
     cr_assert_eq(attune_plan_choose_explain(&b200, &p, NULL, ATTUNE_TEXT, text, sizeof text, NULL), ATTUNE_OK);
-    cr_assert(strstr(text, "cuda_sm100a: it has never run on hardware, so that only KERNEL selects it"), "%s", text);
+    cr_assert(strstr(text, "cuda_sm100a: it has never run on hardware, so that only KERNEL selects it, or "), "%s",
+              text);
+    attune_limits untried = b200;
+    untried.matrix |= ATTUNE_MATRIX_UNTRIED;
+    attune_plan_choice chosen = {.struct_size = sizeof chosen};
+    cr_assert_eq(attune_plan_choose(&untried, &p, NULL, &chosen), ATTUNE_OK);
+    cr_assert_str_eq(chosen.kernel, "cuda_sm100a");
+    p.direction = ATTUNE_BACKWARD;
+    cr_assert_eq(attune_plan_choose(&untried, &p, NULL, &chosen), ATTUNE_OK);
+    cr_assert_str_eq(chosen.kernel, "cuda_sm100a");
+    p.direction = ATTUNE_FORWARD;
     const attune_kernel_options by_name = {.struct_size = sizeof by_name, .any = {.kernel = "cuda_sm100a"}};
     cr_assert_eq(attune_plan_choose_explain(&b200, &p, &by_name, ATTUNE_TEXT, text, sizeof text, NULL), ATTUNE_OK);
     cr_assert(strstr(text, "it has never run on hardware"), "%s", text);
