@@ -9,6 +9,7 @@
 
 #include <attune/distributed.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -33,7 +34,7 @@ typedef struct attune_threads {
     attune_threads_rank *ranks;
     pthread_mutex_t lock;
     pthread_cond_t moved;
-    uint64_t round;   /* how often all ranks have met */
+    uint64_t round;   /* how often all ranks have met; written with the lock, atomically */
     uint32_t arrived; /* ranks that wait for the next meeting */
     uint32_t readers; /* ranks that read the others' memory */
     bool aborted;
@@ -66,17 +67,40 @@ static inline void attune_threads_leave(attune_threads *group)
     pthread_mutex_unlock(&group->lock);
 }
 
+/* How often a rank looks whether the others have come, and gives its processor away, before it sleeps: some tens of
+ * microseconds. To be woken can take longer than a step of decode. */
+#define ATTUNE_THREADS_LOOKS 100
+
+static inline bool attune_threads_look(const attune_threads *group, uint64_t round)
+{
+    int i;
+    for (i = 0; i < ATTUNE_THREADS_LOOKS; i++) {
+        if (__atomic_load_n(&group->round, __ATOMIC_ACQUIRE) != round)
+            return true;
+        (void)sched_yield();
+    }
+    return false;
+}
+
 /* Waits until all ranks are here; fails if one of them aborted. */
 static inline attune_status attune_threads_meet(attune_threads *group)
 {
     uint64_t round;
-    bool met;
+    bool met, waits;
     pthread_mutex_lock(&group->lock);
     round = group->round;
-    if (!group->aborted && ++group->arrived == group->size) {
+    waits = !group->aborted;
+    if (waits && ++group->arrived == group->size) {
         group->arrived = 0;
-        group->round++;
+        waits = false;
+        __atomic_store_n(&group->round, round + 1, __ATOMIC_RELEASE);
         pthread_cond_broadcast(&group->moved);
+    }
+    if (waits) {
+        pthread_mutex_unlock(&group->lock);
+        if (attune_threads_look(group, round))
+            return ATTUNE_OK;
+        pthread_mutex_lock(&group->lock);
     }
     while (group->round == round && !group->aborted)
         pthread_cond_wait(&group->moved, &group->lock);
