@@ -85,23 +85,30 @@ __device__ __forceinline__ void store_dq_words(o_element *to, const u32 (&x)[4],
 /* Parts of a tile of rows: the fragments of one warp of each consumer warp group. */
 constexpr int DQ_PARTS = 4;
 
-/* A step in f32: what the thread has of two fragments of 8 columns, or of 8 rows, which fill 32 bytes of a row without
- * an exchange; or the 8 columns that it has. row, d: of the first value. */
+/* A step in f32: what the thread has of two fragments of 8 columns, or of 8 rows, which fill 32 bytes of a row without an
+ * exchange; or the 8 columns that it has. row, d: of the first value. One address at a time: the warps of the producer
+ * have few registers. */
 __device__ __forceinline__ void store_fragments(const attune_cuda_arguments &a, const attune_cuda_backward &g,
                                                 const float4 (&x)[2], o_element *to, int row, int d)
 {
-    const float values[8] = {x[0].x * a.scale, x[0].y * a.scale, x[0].z * a.scale, x[0].w * a.scale,
-                             x[1].x * a.scale, x[1].y * a.scale, x[1].z * a.scale, x[1].w * a.scale};
-    if (backward::DQ_THREAD_ROWS && row < a.q_len && d + 8 <= HEAD_DIM && view_aligned<o_element>(g.d_q)) {
-        store_eight(to + row * g.d_q.row + d, values);
-        return;
-    }
+    constexpr bool THREAD_ROWS = backward::DQ_THREAD_ROWS, BY_ROWS = backward::DQ_TRANSPOSED;
+    constexpr int ROWS = THREAD_ROWS ? 1 : BY_ROWS ? 4 : 2, EACH = 8 / ROWS; /* rows that it has values of, and these */
+    const float values[8] = {x[0].x, x[0].y, x[0].z, x[0].w, x[1].x, x[1].y, x[1].z, x[1].w};
+    to += row * g.d_q.row + d;
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        int across = backward::DQ_THREAD_ROWS ? 0 : backward::DQ_TRANSPOSED ? i / 4 * 8 + i % 2 : i % 4 / 2 * 8;
-        int along = backward::DQ_THREAD_ROWS ? i : backward::DQ_TRANSPOSED ? i % 4 / 2 * 8 : i / 4 * 8 + i % 2;
-        if (row + across < a.q_len && d + along < HEAD_DIM)
-            store_output(to + (row + across) * g.d_q.row + d + along, values[i]);
+    for (int r = 0; r < ROWS; r++) {
+        make_opaque(to);
+        if (row < a.q_len)
+#pragma unroll
+            for (int i = 0; i < EACH; i++) {
+                int along = THREAD_ROWS ? i : BY_ROWS ? i * 8 : i / 2 * 8 + i % 2;
+                int value = THREAD_ROWS ? i : BY_ROWS ? r / 2 * 4 + i * 2 + r % 2 : i / 2 * 4 + r * 2 + i % 2;
+                if (d + along < HEAD_DIM)
+                    store_output(to + along, values[value] * a.scale);
+            }
+        int step = BY_ROWS ? (r % 2 ? 7 : 1) : 8; /* to the next of its rows */
+        to += step * g.d_q.row;
+        row += step;
     }
 }
 
