@@ -85,15 +85,15 @@ __device__ __forceinline__ void store_dq_words(o_element *to, const u32 (&x)[4],
 /* Parts of a tile of rows: the fragments of one warp of each consumer warp group. */
 constexpr int DQ_PARTS = 4;
 
-/* A step in f32: what the thread has of two fragments of 8 columns, or of 8 rows, which fill 32 bytes of a row without an
- * exchange; or the 8 columns that it has. row, d: of the first value. One address at a time: the warps of the producer
+/* In f32: what the thread has of a fragment of 8 columns, or of 8 rows, which fills 32 bytes of a row without an
+ * exchange; or four columns that it has. row, d: of the first value. One address at a time: the warps of the producer
  * have few registers. */
-__device__ __forceinline__ void store_fragments(const attune_cuda_arguments &a, const attune_cuda_backward &g,
-                                                const float4 (&x)[2], o_element *to, int row, int d)
+__device__ __forceinline__ void store_fragment(const attune_cuda_arguments &a, const attune_cuda_backward &g,
+                                               const float4 &x, o_element *to, int row, int d)
 {
     constexpr bool THREAD_ROWS = backward::DQ_THREAD_ROWS, BY_ROWS = backward::DQ_TRANSPOSED;
-    constexpr int ROWS = THREAD_ROWS ? 1 : BY_ROWS ? 4 : 2, EACH = 8 / ROWS; /* rows that it has values of, and these */
-    const float values[8] = {x[0].x, x[0].y, x[0].z, x[0].w, x[1].x, x[1].y, x[1].z, x[1].w};
+    constexpr int ROWS = THREAD_ROWS ? 1 : 2, EACH = 4 / ROWS; /* rows that it has values of, and these */
+    const float values[4] = {x.x, x.y, x.z, x.w};
     to += row * g.d_q.row + d;
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
@@ -101,12 +101,11 @@ __device__ __forceinline__ void store_fragments(const attune_cuda_arguments &a, 
         if (row < a.q_len)
 #pragma unroll
             for (int i = 0; i < EACH; i++) {
-                int along = THREAD_ROWS ? i : BY_ROWS ? i * 8 : i / 2 * 8 + i % 2;
-                int value = THREAD_ROWS ? i : BY_ROWS ? r / 2 * 4 + i * 2 + r % 2 : i / 2 * 4 + r * 2 + i % 2;
+                int along = !THREAD_ROWS && BY_ROWS ? i * 8 : i;
                 if (d + along < HEAD_DIM)
-                    store_output(to + along, values[value] * a.scale);
+                    store_output(to + along, values[!THREAD_ROWS && BY_ROWS ? i * 2 + r : r * 2 + i] * a.scale);
             }
-        int step = BY_ROWS ? (r % 2 ? 7 : 1) : 8; /* to the next of its rows */
+        int step = BY_ROWS ? 1 : 8; /* to the other row */
         to += step * g.d_q.row;
         row += step;
     }
@@ -115,23 +114,20 @@ __device__ __forceinline__ void store_fragments(const attune_cuda_arguments &a, 
 /* A step: from two fragments of 8 columns the lane's 8 columns of a row, whose words four lanes exchange; or the 8
  * columns that the thread has. */
 __device__ __forceinline__ void round_fragments(const attune_cuda_arguments &a, const attune_cuda_backward &g,
-                                                const float4 (&x)[2], o_element *to, int row, int d)
+                                                const float4 &x, const float4 &y, o_element *to, int row, int d)
 {
     u32 words[4];
     float nan_if_non_finite = 0.0f;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        words[i * 2] = pack(x[i].x * a.scale, x[i].y * a.scale);
-        words[i * 2 + 1] = pack(x[i].z * a.scale, x[i].w * a.scale);
-        nan_if_non_finite = __fmaf_rn(x[i].x, 0.0f, __fmaf_rn(x[i].y, 0.0f, nan_if_non_finite));
-        nan_if_non_finite = __fmaf_rn(x[i].z, 0.0f, __fmaf_rn(x[i].w, 0.0f, nan_if_non_finite));
+        const float4 &z = i ? y : x;
+        words[i * 2] = pack(z.x * a.scale, z.y * a.scale);
+        words[i * 2 + 1] = pack(z.z * a.scale, z.w * a.scale);
+        nan_if_non_finite = __fmaf_rn(z.x, 0.0f, __fmaf_rn(z.y, 0.0f, nan_if_non_finite));
+        nan_if_non_finite = __fmaf_rn(z.z, 0.0f, __fmaf_rn(z.w, 0.0f, nan_if_non_finite));
     }
     if (nan_if_non_finite != 0.0f)
         *(volatile int *)g.redo = 1;
-    if constexpr (O_FLOAT32) {
-        store_fragments(a, g, x, to, row, d);
-        return;
-    }
     if constexpr (backward::DQ_TRANSPOSED)
 #pragma unroll
         for (int i = 0; i < 4; i++)
@@ -232,14 +228,32 @@ __device__ __forceinline__ void round_dq(const attune_cuda_arguments &a, const a
         make_opaque(out);
 #pragma unroll 1
         for (int step = 0; step < backward::DQ_GROUPS * STEPS; step += MANY) {
-            float4 x[MANY][2];
+            constexpr int TOGETHER = O_FLOAT32 && MOST == 1 ? 1 : MANY * 2; /* fragments */
+#pragma unroll(O_FLOAT32 ? 1 : 2)
+            for (int first = 0; first < MANY * 2; first += TOGETHER) {
+                float4 x[TOGETHER];
+                float nan_if_non_finite = 0.0f;
 #pragma unroll
-            for (int i = 0; i < MANY * 2; i++)
-                x[i / 2][i % 2] = __ldcg(from + i * 128);
+                for (int i = 0; i < TOGETHER; i++)
+                    x[i] = __ldcg(from + (first + i) * 128);
+                if constexpr (O_FLOAT32) {
+#pragma unroll
+                    for (int i = 0; i < TOGETHER; i++) {
+                        nan_if_non_finite = __fmaf_rn(x[i].x, 0.0f, __fmaf_rn(x[i].y, 0.0f, nan_if_non_finite));
+                        nan_if_non_finite = __fmaf_rn(x[i].z, 0.0f, __fmaf_rn(x[i].w, 0.0f, nan_if_non_finite));
+                        store_fragment(a, g, x[i], out, row + (BY_ROWS ? (first + i) * 8 : 0),
+                                       d + (BY_ROWS ? 0 : (first + i) * (COLUMNS / 2)));
+                    }
+                    if (nan_if_non_finite != 0.0f)
+                        *(volatile int *)g.redo = 1;
+                } else {
+#pragma unroll
+                    for (int i = 0; i < MANY; i++)
+                        round_fragments(a, g, x[i * 2], x[i * 2 + 1], out, row + (BY_ROWS ? i * 16 : 0),
+                                        d + (BY_ROWS ? 0 : i * COLUMNS));
+                }
+            }
             from += MANY * 256;
-#pragma unroll
-            for (int i = 0; i < MANY; i++)
-                round_fragments(a, g, x[i], out, row + (BY_ROWS ? i * 16 : 0), d + (BY_ROWS ? 0 : i * COLUMNS));
             row += BY_ROWS ? MANY * 16 : 0;
             d += BY_ROWS ? 0 : MANY * COLUMNS;
             if (step + MANY == STEPS && BY_ROWS) { /* the other warp group's part */
