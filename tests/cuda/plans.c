@@ -297,22 +297,25 @@ static void compile_one(fixture *w, const attune_profile *profile, const entry *
         return;
     }
     const attune_plan_choice *c = &decision.choice;
+    /* As of ranks, whose partial results are f32. */
+    shape.partial = !e->serving && (w->compiled + w->misfits) % 4 == 1;
     char what[400];
-    const int length = snprintf(
-        what, sizeof what,
-        "%s %s, k %s, v %s %u,%u q_len %lld%s, %s, %s, %s: %s%s %u x %u, %u x %u, stages %u, warps %u", profile->name,
-        attune_dtype_string(e->dtype), attune_dtype_string(shape.k_dtype), attune_dtype_string(shape.v_dtype),
-        d.head_dim, d.head_dim_v, (long long)problem.q_len,
-        e->split  ? e->tree ? ", a tree, split" : ", split"
-        : e->tree ? ", a tree"
-                  : "",
-        e->mask ? all_masks[e->mask] : "no mask", e->score ? all_scores[e->score] : "no score", f->what, c->kernel,
-        c->decode    ? " decode"
-        : back       ? " backward"
-        : e->serving ? " serving"
-                     : "",
-        back ? c->block_m1 : c->block_m, back ? c->block_n1 : c->block_n, c->block_m2, c->block_n2, c->num_stages,
-        c->num_warps);
+    const int length =
+        snprintf(what, sizeof what,
+                 "%s %s, k %s, v %s %u,%u q_len %lld%s, %s, %s, %s: %s%s%s %u x %u, %u x %u, stages %u, warps %u",
+                 profile->name, attune_dtype_string(e->dtype), attune_dtype_string(shape.k_dtype),
+                 attune_dtype_string(shape.v_dtype), d.head_dim, d.head_dim_v, (long long)problem.q_len,
+                 e->split  ? e->tree ? ", a tree, split" : ", split"
+                 : e->tree ? ", a tree"
+                           : "",
+                 e->mask ? all_masks[e->mask] : "no mask", e->score ? all_scores[e->score] : "no score", f->what,
+                 c->kernel, shape.partial ? " of f32" : "",
+                 c->decode    ? " decode"
+                 : back       ? " backward"
+                 : e->serving ? " serving"
+                              : "",
+                 back ? c->block_m1 : c->block_m, back ? c->block_n1 : c->block_n, c->block_m2, c->block_n2,
+                 c->num_stages, c->num_warps);
     const attune__program_desc desc = {&shape, c, &decision.variant, problem.mask, problem.score, gradient, NULL};
     for (uint32_t role = 0; role < ATTUNE__CUDA_ROLES; role++) {
         if (!attune__cuda_has_role(&desc, (attune__cuda_role)role))
