@@ -26,7 +26,7 @@ BELOW = {
 }
 PUBLIC = {'attune.h': {'stdbool.h', 'stddef.h', 'stdint.h'}, 'cuda.h': {'attune/attune.h'}, 'cuda_ranks.h': {'attune/distributed.h'}, 'opencl.h': {'attune/attune.h'}, 'distributed.h': {'attune/attune.h'},
           'mpi.h': {'attune/distributed.h', 'mpi.h', 'stdlib.h', 'string.h'},
-          'threads.h': {'attune/distributed.h', 'pthread.h', 'stdlib.h', 'string.h'}}
+          'threads.h': {'attune/distributed.h', 'pthread.h', 'sched.h', 'stdlib.h', 'string.h'}}
 
 errors = []
 arrows = 0
