@@ -29,7 +29,8 @@ static extent extent_of(const attune__cpu_run *run, const rows *it, const attune
     const bool by_pairs = !run->program->score && pairs >= LEAST_PAIRS && pairs * PAIR_COST < cells;
     /* Q is packed from the rows that S takes, which must not be scaled. */
     if (unknown && !run->program->choice.prescale_qk)
-        sort_tile(run, st, it->count, tile, by_pairs ? pairs * PAIR_COST : cells);
+        sort_tile(run, st, it->count, tile, by_pairs ? pairs * PAIR_COST : cells,
+                  3 * (run->program->shape.expr.mask.reads_head ? 1 : (size_t)run->call->heads));
     if (is_sorted(st))
         return EXTENT_SORTED;
     return by_pairs ? EXTENT_PAIRS : cells < whole ? EXTENT_CELLS : EXTENT_WHOLE;

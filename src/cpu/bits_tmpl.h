@@ -113,29 +113,27 @@ static uint16_t *column_places(const attune__cpu_run *run, const state *st)
     return row_places(run, st) + attune__cpu_pad(run->block_m);
 }
 
-/* Sorts a tile if that brings its cost, in pairs of products, below `cost`. */
+/* Sorts a tile if that brings its cost, in pairs of a product, below `cost`. products: that items take of it, all those
+ * that share its bits together. */
 static void sort_tile(const attune__cpu_run *run, const state *st, size_t rows, const attune__kv_tile *tile,
-                      size_t cost)
+                      size_t cost, size_t products)
 {
+    const attune__shape *shape = &run->program->shape;
     const size_t pairs = allowed_pairs(st), words = attune__cpu_pad(tile->count) / ATTUNE__PANEL;
-    /* Copying rows there and back takes about as long as the products of an eighth of the tile. */
-    const size_t copies = rows * words * ATTUNE__PANEL / 8;
-    attune__order orders[2];
-    size_t cells[2] = {cost, cost};
-    if (!attune__cpu_sorts(&run->program->shape, (uint32_t)run->block_m, (uint32_t)run->block_n) ||
-        pairs + pairs / 4 + copies >= cost)
+    const size_t whole = rows * words * ATTUNE__PANEL;
+    /* Copying rows there and back takes as long as an eighth of the tile's products, and sorting as those of a third of
+     * it for one item with head dimension 64 in forward, which has two products. */
+    const size_t enough = pairs + pairs / 4, copies = whole / 8;
+    const size_t sorting = whole * 86 / ((size_t)(shape->head_dim + shape->head_dim_v) * products);
+    if (!attune__cpu_sorts(shape, (uint32_t)run->block_m, (uint32_t)run->block_n) || enough + copies + sorting >= cost)
         return;
-    for (int i = 0; i < 2 && (!i || cells[0] > pairs + pairs / 4); i++) {
-        attune__order_find(st->bits, st->ldb, rows, tile->count, i != 0, &orders[i]);
-        cells[i] = attune__order_cells(orders[i].bits[0], ATTUNE__ORDER_WORDS, rows, words);
-    }
-    const int best = cells[1] < cells[0];
-    if (cells[best] + copies >= cost)
+    const attune__known_order *k = attune__order_known(st->orders, st->bits, st->ldb, rows, tile->count, enough);
+    if (k->cells + copies >= cost)
         return;
     for (size_t r = 0; r < rows; r++)
-        memcpy(st->bits + r * st->ldb, orders[best].bits[r], words * sizeof *st->bits);
-    memcpy(row_places(run, st), orders[best].row, rows * sizeof *st->bits);
-    memcpy(column_places(run, st), orders[best].column, tile->count * sizeof *st->bits);
+        memcpy(st->bits + r * st->ldb, k->order.bits[r], words * sizeof *st->bits);
+    memcpy(row_places(run, st), k->order.row, rows * sizeof *st->bits);
+    memcpy(column_places(run, st), k->order.column, tile->count * sizeof *st->bits);
     *st->pairs |= SORTED_TILE;
 }
 

@@ -20,8 +20,11 @@ typedef struct kept_bits {
     strip of; /* list -1 = none */
 } kept_bits;
 
+/* Before the first item of a thread. */
 static kept_bits kept_at(const attune__cpu_run *run, const state *st)
 {
+    if (attune__cpu_sorts(&run->program->shape, (uint32_t)run->block_m, (uint32_t)run->block_n))
+        attune__order_begin(st->orders);
     return (kept_bits){
         .pairs = st->kept_pairs,
         .bits = st->kept_bits,

@@ -136,3 +136,56 @@ size_t attune__order_cells(const uint16_t *bits, size_t ldb, size_t rows, size_t
     }
     return pairs;
 }
+
+static uint64_t hash_of(const uint16_t bits[MOST][WORDS], size_t rows)
+{
+    uint64_t hash = 0;
+    for (size_t r = 0; r < rows; r++) {
+        uint64_t half[2];
+        memcpy(half, bits[r], sizeof half);
+        hash = (hash ^ half[0] ^ half[1] << 1) * UINT64_C(0x9e3779b97f4a7c15);
+        hash ^= hash >> 32;
+    }
+    return hash;
+}
+
+void attune__order_begin(attune__known_orders *known)
+{
+    known->next = 0;
+    for (size_t i = 0; i < ATTUNE__KNOWN_ORDERS; i++)
+        known->order[i].rows = 0;
+}
+
+const attune__known_order *attune__order_known(attune__known_orders *known, const uint16_t *bits, size_t ldb,
+                                               size_t rows, size_t columns, size_t enough)
+{
+    uint16_t tile[MOST][WORDS];
+    const size_t words = (columns + 15) / 16;
+    memset(tile, 0, sizeof tile);
+    for (size_t r = 0; r < rows; r++)
+        memcpy(tile[r], bits + r * ldb, words * sizeof *bits);
+    const uint64_t hash = hash_of((const uint16_t(*)[WORDS])tile, rows);
+    for (size_t i = 0; i < ATTUNE__KNOWN_ORDERS; i++) {
+        const attune__known_order *k = &known->order[i];
+        if (k->rows == rows && k->hash == hash && k->columns == columns && !memcmp(k->bits, tile, sizeof tile))
+            return k;
+    }
+    attune__known_order *to = &known->order[known->next];
+    known->next = (known->next + 1) % ATTUNE__KNOWN_ORDERS;
+    to->hash = hash;
+    to->rows = rows;
+    to->columns = columns;
+    memcpy(to->bits, tile, sizeof tile);
+    attune__order_find(tile[0], WORDS, rows, columns, false, &to->order);
+    to->cells = attune__order_cells(to->order.bits[0], WORDS, rows, words);
+    if (to->cells > enough) {
+        attune__order other;
+        attune__order_find(tile[0], WORDS, rows, columns, true, &other);
+        const size_t cells = attune__order_cells(other.bits[0], WORDS, rows, words);
+        if (cells < to->cells) {
+            to->order = other;
+            to->cells = cells;
+        }
+    }
+    return to;
+}

@@ -28,6 +28,29 @@ typedef struct attune__order {
 void attune__order_find(const uint16_t *bits, size_t ldb, size_t rows, size_t columns, bool first,
                         attune__order *order);
 
+/* The last orders that a thread found: of a mask that depends on distances, or on the places of a grid, most tiles have
+ * equal bits. */
+typedef struct attune__known_order {
+    uint64_t hash;
+    size_t rows, columns;                                   /* rows 0 = no entry */
+    size_t cells;                                           /* attune__order_cells of the sorted tile */
+    uint16_t bits[ATTUNE__ORDER_MOST][ATTUNE__ORDER_WORDS]; /* of the tile as it is */
+    attune__order order;
+} attune__known_order;
+
+#define ATTUNE__KNOWN_ORDERS 8
+typedef struct attune__known_orders {
+    attune__known_order order[ATTUNE__KNOWN_ORDERS];
+    size_t next; /* to be replaced */
+} attune__known_orders;
+_Static_assert(sizeof(attune__known_orders) <= ATTUNE__CPU_ORDERS, "ATTUNE__CPU_ORDERS");
+
+void attune__order_begin(attune__known_orders *known);
+
+/* The better order of both highest digits, but not the second where the first has at most `enough` pairs of cells. */
+const attune__known_order *attune__order_known(attune__known_orders *known, const uint16_t *bits, size_t ldb,
+                                               size_t rows, size_t columns, size_t enough);
+
 /* The pairs of the cells that have an allowed pair. */
 size_t attune__order_cells(const uint16_t *bits, size_t ldb, size_t rows, size_t words);
 

@@ -198,7 +198,8 @@ static size_t allow_tile(const attune__cpu_run *run, const item *it, const state
         }
         *st->pairs = (uint32_t)pairs;
         if (pairs && it->rows > DIRECT_ROWS)
-            sort_tile(run, st, it->rows, tile, least_cost(costs_of(run, it, st, tile), pairs));
+            sort_tile(run, st, it->rows, tile, least_cost(costs_of(run, it, st, tile), pairs),
+                      2 * (alike ? (size_t)run->call->heads / it->heads : 1));
     }
     mark_rows(run, it, st, tile);
     return allowed_pairs(st);

@@ -17,6 +17,8 @@
 
 /* The most rows, and columns, of a tile that is sorted (cpu/order.h). */
 #define ATTUNE__CPU_SORTED 128
+/* Bytes of the orders that a thread keeps. */
+#define ATTUNE__CPU_ORDERS 37888
 
 /* Sizes are padded to whole panels. */
 static inline size_t attune__cpu_pad(size_t n)
@@ -52,9 +54,10 @@ typedef struct attune__cpu_sizes {
 
 /* The rest: for the allowed pairs of a tile; of a call over a cache; for bits that heads share. */
 #define ATTUNE__CPU_THREAD(ARRAY)                                                                                      \
-    ARRAY(uint16_t, at, 1, z.n)                  /* columns of one row */                                              \
-    ARRAY(uint16_t, bits, 1, z.bits)             /* of a partial tile */                                               \
-    ARRAY(REAL, sorted_q, (z.sorted * z.m), z.d) /* rows of q and o, and of k and v, of a sorted tile */               \
+    ARRAY(uint16_t, at, 1, z.n)                       /* columns of one row */                                         \
+    ARRAY(uint16_t, bits, 1, z.bits)                  /* of a partial tile */                                          \
+    ARRAY(void, orders, z.sorted, ATTUNE__CPU_ORDERS) /* attune__known_orders */                                       \
+    ARRAY(REAL, sorted_q, (z.sorted * z.m), z.d)      /* rows of q and o, and of k and v, of a sorted tile */          \
     ARRAY(REAL, sorted_o, (z.sorted * z.m), z.dv)                                                                      \
     ARRAY(REAL, sorted_m, (z.sorted * z.m), 1)                                                                         \
     ARRAY(REAL, sorted_l, (z.sorted * z.m), 1)                                                                         \
@@ -95,7 +98,8 @@ typedef struct attune__cpu_sizes {
     ARRAY(void, expr, 1, z.expr)                                                                                       \
     ARRAY(REAL, k_rows, (z.staged * z.n), z.d) /* of a tile of keys, for its allowed pairs or in another order */      \
     ARRAY(REAL, v_rows, (z.staged * z.n), z.dv)                                                                        \
-    ARRAY(REAL, sorted_q, (z.sorted * z.m), z.d) /* rows of q, d_o and their gradient, of a sorted tile */             \
+    ARRAY(void, orders, z.sorted, ATTUNE__CPU_ORDERS) /* attune__known_orders */                                       \
+    ARRAY(REAL, sorted_q, (z.sorted * z.m), z.d)      /* rows of q, d_o and their gradient, of a sorted tile */        \
     ARRAY(REAL, sorted_d_o, (z.sorted * z.m), z.dv)                                                                    \
     ARRAY(REAL, sorted_d_q, (z.sorted * z.m), z.d)                                                                     \
     ARRAY(REAL, sorted_lse, (z.sorted * z.m), 1)                                                                       \

@@ -79,6 +79,39 @@ Test(order, any_bits)
     }
 }
 
+/* Orders that are kept are those of equal tiles alone. */
+Test(order, known)
+{
+    static attune__known_orders known;
+    random_state r = {test_seed()};
+    tile tiles[12];
+    size_t cells[12];
+    attune__order_begin(&known);
+    for (size_t i = 0; i < 12; i++) {
+        memset(&tiles[i], 0, sizeof tiles[i]);
+        /* Some differ by a single bit, or in their number of rows alone. */
+        if (i % 3)
+            tiles[i] = tiles[i - 1];
+        else
+            tiles[i].rows = tiles[i].columns = 100;
+        for (size_t j = 0; j < (i % 3 ? 1 : 3000); j++)
+            tiles[i].bits[random_u64(&r) % 90][random_u64(&r) % 6] ^= (uint16_t)(1u << random_u64(&r) % 16);
+        if (i % 3 == 2)
+            tiles[i].rows++;
+        cells[i] = least(&tiles[i]);
+    }
+    for (int round = 0; round < 3000; round++) {
+        const size_t i = random_u64(&r) % 12;
+        const tile *t = &tiles[i];
+        const attune__known_order *k =
+            attune__order_known(&known, t->bits[0], WORDS, t->rows, t->columns, round % 2 ? 0 : t->rows);
+        cr_assert_eq(k->cells, cells[i]);
+        for (size_t row = 0; row < t->rows; row++)
+            for (size_t c = 0; c < t->columns; c++)
+                cr_assert_eq(bit_at(k->order.bits, row, c), bit_at(t->bits, k->order.row[row], k->order.column[c]));
+    }
+}
+
 static bool dilated(int q, int kv)
 {
     return (q - kv) % 4 == 0;
