@@ -7,7 +7,7 @@
 # BACKEND: cpu, cuda, vulkan or opencl. PROCESSES: as many as the machine has cores. What tests/support/devices.h reads from the
 # environment holds here too: ATTUNE_TEST_PROFILE=a6000 plans as for that GPU, ATTUNE_TEST_SCALE=10 draws ten times as many
 # cases. Each row or part that fails is named with its messages, one that the device cannot run with the reason; every log stays
-# in BUILD/whole. A row alone:
+# in BUILD/whole, and report.txt there has all of it with the machine, to send (docs/report.md). A row alone:
 #
 #     build/tests/test_cases --verbose --filter 'gradients_cuda/causal'
 set -euo pipefail
@@ -131,9 +131,21 @@ run_rows "$rows/*" >"$logs/summary"
 } >"$logs/parts"
 xargs -P "$processes" -L 1 bash -c 'run "$@"' part <"$logs/parts" >>"$logs/summary"
 
+# The machine that the tests ran on.
+describe() {
+  echo "attune $(git -C "$ATTUNE_SOURCE" describe --always --dirty 2>/dev/null || "$ATTUNE_PROGRAM" --version)"
+  date -u '+%Y-%m-%d %H:%M UTC'
+  uname -srm
+  env | grep '^ATTUNE_\(UNTRIED\|TEST\|MODEL\)' || true
+  "$ATTUNE_PROGRAM" devices 2>&1 || true
+  [ "$backend" != cuda ] || nvidia-smi --query-gpu=name,compute_cap,driver_version,clocks.max.sm,power.limit --format=csv 2>&1 || true
+}
+describe >"$logs/report.txt"
+exec > >(tee -a "$logs/report.txt")
 grep -v '^passed$' "$logs/summary" || true
 lines() { grep -c "^$1" "$logs/summary" || true; }
 total=$(($(wc -l <"$logs/parts") + 1))
 passed=$(lines 'passed$') failed=$(lines 'failed: ') skipped=$(lines 'skipped: ')
 echo "$passed of $total parts passed, $failed failed, $skipped skipped"
+grep -a '^\[====\] Synthesis' "$logs/rows" | sed 's/.*Tested/rows of the table: Tested/'
 [ $((passed + skipped)) -eq "$total" ]

@@ -177,4 +177,20 @@ uint64_t attune__cuda_sm90_tail_bytes(uint32_t head_dim, uint32_t head_dim_v, ui
 /* The workspace of a backward plan, and its part for the sums of dQ and for `order`. */
 uint64_t attune__cuda_backward_bytes(const attune__shape *shape, const attune__cost *cost);
 uint64_t attune__cuda_backward_added(const attune__shape *shape);
+/* ------------------------------------------------------------------------------------------------------------ sm_100a
+ */
+
+/* Rates of an SM a clock: instructions of threads, and exponentials of the special-function unit (docs/cuda.md). */
+#define ATTUNE__SM100_INSTRUCTIONS 128
+#define ATTUNE__SM100_EXPONENTIALS 16
+
+/* Instructions of a pair without a mask and a score, counted in the code for sm_100a: forward, where one warp group's
+ * softmax runs under the other's; backward, and those of P alone, for which both warp groups wait together. */
+#define ATTUNE__SM100_FORWARD_PAIR  5
+#define ATTUNE__SM100_BACKWARD_PAIR 7
+#define ATTUNE__SM100_P_PAIR        3
+
+/* More instructions of a polynomial of this degree than of the unit's exponential. */
+uint32_t attune__sm100_polynomial_instructions(uint32_t degree);
+
 #endif

@@ -186,18 +186,8 @@ static const char *sm100_reject_automatic(const attune__search *search)
            "environment";
 }
 
-/* Rates of an SM a clock: instructions of threads, and exponentials of the special-function unit (docs/cuda.md). */
-#define INSTRUCTIONS 128
-#define EXPONENTIALS 16
-
-/* Instructions of a pair without a mask and a score, counted in the code for sm_100a: in forward, where one warp
- * group's softmax runs under the other's, all; in backward those of P alone, for which both warp groups wait together.
- */
-#define FORWARD_PAIR  5
-#define BACKWARD_PAIR 3
-
-/* More instructions of a polynomial than of the unit's exponential: the reduction has 4, the scale 2. */
-static uint32_t polynomial_instructions(uint32_t degree)
+/* The reduction has 4, the scale 2. */
+uint32_t attune__sm100_polynomial_instructions(uint32_t degree)
 {
     return degree + 5;
 }
@@ -207,9 +197,10 @@ static uint32_t polynomial_share(uint32_t pair, uint32_t degree)
 {
     uint32_t best = 0, least = UINT32_MAX;
     for (uint32_t n = 0; n <= 4; n++) {
-        /* Of eight pairs, in units of 1 / INSTRUCTIONS of a clock. */
-        const uint32_t unit = (8 - n) * (INSTRUCTIONS / EXPONENTIALS),
-                       issue = 8 * pair + n * polynomial_instructions(degree), most = unit > issue ? unit : issue;
+        /* Of eight pairs, in units of 1 / ATTUNE__SM100_INSTRUCTIONS of a clock. */
+        const uint32_t unit = (8 - n) * (ATTUNE__SM100_INSTRUCTIONS / ATTUNE__SM100_EXPONENTIALS),
+                       issue = 8 * pair + n * attune__sm100_polynomial_instructions(degree),
+                       most = unit > issue ? unit : issue;
         if (most < least)
             least = most, best = n;
     }
@@ -224,7 +215,7 @@ static void choose_polynomials(const attune__shape *s, const attune_plan_choice 
     if (s->score_expr)
         return;
     const uint32_t degree = !back && (s->lse || s->row_max) ? 5 : s->k_dtype == ATTUNE_F16 ? 4 : 3;
-    variant->polynomials = polynomial_share(back ? BACKWARD_PAIR : FORWARD_PAIR, degree);
+    variant->polynomials = polynomial_share(back ? ATTUNE__SM100_P_PAIR : ATTUNE__SM100_FORWARD_PAIR, degree);
     variant->polynomial_degree = variant->polynomials ? degree : 0;
 }
 
