@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The model as a driver: libcuda.so.1 whose device is the machine. ATTUNE_MODEL_ARCHITECTURE is the device's compute
- * capability: 80, 86, 90 or 100. Everything is done when a call returns, so that streams and events have no state.
+ * capability: 80, 86, 90, 100 or 120. Everything is done when a call returns, so that streams and events have no state.
  */
 #define _GNU_SOURCE /* dl_iterate_phdr */
 #include <dlfcn.h>

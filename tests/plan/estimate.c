@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The most that cuda_sm100a can reach on a B200, from the planner's choices: for each unit the cycles that a tile takes,
- * dense and without a score, of which the longest is the limit; with one warp group of
- * softmax in forward, that of the products and that of the softmax one after the other. Waits come on top.
- * docs/decisions/0063 has the tables that this prints.
+ * The most that cuda_sm100a can reach on a B200, from the planner's choices: for each unit the cycles that a tile
+ * takes, dense and without a score, of which the longest is the limit; with one warp group of softmax in forward, that
+ * of the products and that of the softmax one after the other. Waits come on top. docs/decisions/0063 has the tables,
+ * and 0064 that of mma.sync's tiles on an RTX 5090.
  */
 #include "plan/plan_test.h"
 
@@ -111,6 +111,19 @@ static void add_row(char *text, size_t size, attune_direction direction, uint32_
                    c.flops / most * CHIP * 1e-12);
 }
 
+static void expect_in_page(const char *name, const char *expected)
+{
+    static char page[65536];
+    char path[4096];
+    (void)snprintf(path, sizeof path, "%s/docs/decisions/%s", getenv("ATTUNE_SOURCE") ? getenv("ATTUNE_SOURCE") : ".",
+                   name);
+    FILE *file = fopen(path, "r");
+    cr_assert_not_null(file, "%s", path);
+    page[fread(page, 1, sizeof page - 1, file)] = 0;
+    (void)fclose(file);
+    cr_assert_not_null(strstr(page, expected), "%s has other figures than the planner's:\n%s", path, expected);
+}
+
 Test(estimate, of_tcgen05_is_documented)
 {
     static const struct {
@@ -121,7 +134,7 @@ Test(estimate, of_tcgen05_is_documented)
                   {"Forward, with LSE", ATTUNE_FORWARD, true},
                   {"Backward", ATTUNE_BACKWARD, false}};
     static const uint32_t dims[][2] = {{64, 64}, {96, 96}, {128, 128}, {192, 128}, {256, 256}};
-    static char expected[8192], page[65536];
+    static char expected[8192];
     for (size_t t = 0; t < sizeof tables / sizeof tables[0]; t++) {
         const size_t at = strlen(expected);
         (void)snprintf(expected + at, sizeof expected - at,
@@ -133,12 +146,36 @@ Test(estimate, of_tcgen05_is_documented)
             add_row(expected, sizeof expected, tables[t].direction, dims[i][0], dims[i][1], tables[t].lse);
         strcat(expected, "\n");
     }
-    char path[4096];
-    (void)snprintf(path, sizeof path, "%s/docs/decisions/0063-estimate-of-sm100a.md",
-                   getenv("ATTUNE_SOURCE") ? getenv("ATTUNE_SOURCE") : ".");
-    FILE *file = fopen(path, "r");
-    cr_assert_not_null(file, "%s", path);
-    page[fread(page, 1, sizeof page - 1, file)] = 0;
-    (void)fclose(file);
-    cr_assert_not_null(strstr(page, expected), "%s has other figures than the planner's:\n%s", path, expected);
+    expect_in_page("0063-estimate-of-sm100a.md", expected);
+}
+
+/* mma.sync on the RTX 5090: 209.5 TFLOP/s of bf16 with float32 sums, of 170 compute units at 2.407 GHz. */
+#define SM120_FLOPS 512.0
+
+Test(estimate, of_sm_120_is_documented)
+{
+    static const uint32_t dims[][2] = {{64, 64}, {96, 96}, {128, 128}, {192, 128}, {256, 256}};
+    static char expected[4096];
+    const attune_limits rtx5090 = device("rtx5090");
+    strcat(expected,
+           "| D/Dv | forward: tile, warps | KiB, CTAs of a unit | products | special functions | shared memory | "
+           "backward: kernel, tile, stages | KiB, CTAs of a unit |\n|---|---|---|---|---|---|---|---|\n");
+    for (size_t i = 0; i < sizeof dims / sizeof dims[0]; i++) {
+        attune_problem p = problem_of(ATTUNE_BF16, dims[i][0], 8192, 8192);
+        attune_plan_choice f = {.struct_size = sizeof f}, b = {.struct_size = sizeof b};
+        p.head_dim_v = dims[i][1];
+        cr_assert_eq(attune_plan_choose(&rtx5090, &p, NULL, &f), ATTUNE_OK, "%s", attune_last_error());
+        p.direction = ATTUNE_BACKWARD;
+        cr_assert_eq(attune_plan_choose(&rtx5090, &p, NULL, &b), ATTUNE_OK, "%s", attune_last_error());
+        const double m = f.block_m, n = f.block_n, d = dims[i][0], both = d + dims[i][1];
+        /* Each warp reads K and V of a tile, and Q of its rows; K and V are stored once. */
+        const double bytes = 2 * (f.num_warps * n * both + m * d + n * both);
+        const size_t at = strlen(expected);
+        (void)snprintf(expected + at, sizeof expected - at,
+                       "| %u/%u | %u x %u, %u | %u, %u | %.0f | %.0f | %.0f | `%s`, %u x %u, %u | %u, %u |\n",
+                       dims[i][0], dims[i][1], f.block_m, f.block_n, f.num_warps, f.shared_memory / 1024, f.occupancy,
+                       2 * m * n * both / SM120_FLOPS, m * n / ATTUNE__SM100_EXPONENTIALS, bytes / SHARED, b.kernel,
+                       b.block_m1, b.block_n1, b.num_stages, b.shared_memory / 1024, b.occupancy);
+    }
+    expect_in_page("0064-tiles-of-sm120.md", expected);
 }
