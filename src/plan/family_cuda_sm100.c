@@ -75,12 +75,11 @@ static const attune__tile sm100_64[] = {
     ATTUNE__TILE(128, 64, 2, 12),
     ATTUNE__TILE(128, 32, 1, 12),
 };
-/* 192 columns of both heads leave shared memory for 64 keys only. */
+/* With two groups of rows the products of one run under the softmax of the other. Shared memory then has space for 64
+ * keys, and tensor memory for 64 and 192 columns of values. */
 static const attune__tile sm100_256[] = {
-    ATTUNE__TILE(128, 128, 2, 12),
-    ATTUNE__TILE(128, 64, 2, 12),
-    ATTUNE__TILE(128, 32, 2, 12),
-    ATTUNE__TILE(128, 32, 1, 12),
+    ATTUNE__TILE(256, 64, 2, 16), ATTUNE__TILE(128, 128, 2, 12), ATTUNE__TILE(128, 64, 2, 12),
+    ATTUNE__TILE(128, 32, 2, 12), ATTUNE__TILE(128, 32, 1, 12),
 };
 
 static const attune__tile *sm100_tiles(const attune__search *search, uint32_t *count)
@@ -122,6 +121,9 @@ static void sm100_clamp(const attune__search *search, attune__tile *tile)
     uint32_t *v = tile->value;
     const bool free_m = !(search->forced & ATTUNE__BIT(ATTUNE__BLOCK_M));
     const bool two = v[ATTUNE__BLOCK_M] == 256 && search->shape->q_len > 128 && sm100_may_have_256(search);
+    /* One group of rows leaves space for more keys, or the next tile of the table has fewer. */
+    if (v[ATTUNE__BLOCK_M] == 256 && free_m && !two && !(search->forced & ATTUNE__BIT(ATTUNE__BLOCK_N)))
+        v[ATTUNE__BLOCK_N] = 128;
     attune__clamp_tile(search, tile, 32);
     /* The products have 128 rows whatever the lengths. sm100_reject_tile rejects masks with smaller blocks. */
     if (free_m)
