@@ -146,6 +146,9 @@ static void text_variant(attune__text *text, const char *indent, const attune__s
     if (s->capture_gradient_elements && v->uniform_reads.count)
         attune__text_add(text, "%scaptures    gradients of %u of %u reads summed by a thread over its pairs\n", indent,
                          v->uniform_reads.count, e->capture_reads);
+    if (v->polynomials)
+        attune__text_add(text, "%sexp         %u of each eight as polynomials of degree %u\n", indent, v->polynomials,
+                         v->polynomial_degree);
     text_order(text, indent, v);
 }
 

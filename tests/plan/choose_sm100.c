@@ -25,6 +25,7 @@ Test(choose, tcgen05_by_name_alone)
     const attune_kernel_options by_name = {.struct_size = sizeof by_name, .any = {.kernel = "cuda_sm100a"}};
     cr_assert_eq(attune_plan_choose_explain(&b200, &p, &by_name, ATTUNE_TEXT, text, sizeof text, NULL), ATTUNE_OK);
     cr_assert(strstr(text, "it has never run on hardware"), "%s", text);
+    cr_assert(strstr(text, "exp         1 of each eight as polynomials of degree 3\n"), "%s", text);
     static const struct {
         uint32_t head_dim, head_dim_v, m, n, warps, stages;
     } table[] = {{64, 64, 256, 128, 16, 2},  {128, 128, 256, 128, 16, 2}, {96, 96, 256, 128, 16, 2},
