@@ -18,7 +18,9 @@ static inline attune_limits device(const char *name)
 static inline attune_kernel_options options(const char *json)
 {
     attune_kernel_options o = {.struct_size = sizeof o};
-    const attune_status status = json ? attune_kernel_options_parse(json, &o) : ATTUNE_OK;
+    if (!json)
+        return o;
+    const attune_status status = attune_kernel_options_parse(json, &o);
     if (status == ATTUNE_UNSUPPORTED)
         cr_skip_test("%s", attune_last_error());
     cr_assert_eq(status, ATTUNE_OK, "%s: %s", json, attune_last_error());
