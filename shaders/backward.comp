@@ -199,8 +199,9 @@ vec4 d_uniform = vec4(0.0); /* gradients of capture elements that all pairs read
             [[dont_unroll]] for (uint i = tid; i < outer.rows * TX; i += THREADS) {                                    \
                 uint r = i / TX, column = 4u * (i % TX + TX * t);                                                      \
                 if (column < size)                                                                                     \
-                    store4(O_TYPE, address_add(address_step(out_plane, outer.row0 + r, tensor.stride_row),                     \
-                                       (column * bytes_of(O_TYPE))),                                                      \
+                    store4(O_TYPE,                                                                                     \
+                           address_add(address_step(out_plane, outer.row0 + r, tensor.stride_row),                     \
+                                       (column * bytes_of(O_TYPE))),                                                   \
                            out_aligned, s[r * S_STRIDE + i % TX] * factor);                                            \
             }                                                                                                          \
         }                                                                                                              \

@@ -198,8 +198,9 @@ layout(local_size_x_id = ATTUNE_VULKAN_THREADS_ID) in;
                 uint r = i / groups, g = i % groups, row = team_row + r;                                               \
                 uint tile = t0 + g / (MATRIX_N / 4u), column = (member * (tiles) + t0) * MATRIX_N + 4u * g;            \
                 if (row < outer.rows && tile < tiles && column < size)                                                 \
-                    store4(O_TYPE, address_add(address_step(out_plane, outer.row0 + row, tensor.stride_row),                   \
-                                       column * bytes_of(O_TYPE)),                                                         \
+                    store4(O_TYPE,                                                                                     \
+                           address_add(address_step(out_plane, outer.row0 + row, tensor.stride_row),                   \
+                                       column *bytes_of(O_TYPE)),                                                      \
                            out_aligned, uintBitsToFloat(memory[out_at + r * OUT_STRIDE + g]) * by);                    \
             }                                                                                                          \
         }                                                                                                              \
@@ -359,8 +360,7 @@ void main()
                     float l = uintBitsToFloat((column & 1u) != 0u ? states.z : states.x);
                     float subtract = uintBitsToFloat((column & 1u) != 0u ? states.w : states.y);
 #else
-                    float l = lse[r * ROW_COUNT + row_of(e)],
-                          subtract = delta[r * ROW_COUNT + row_of(e)];
+                    float l = lse[r * ROW_COUNT + row_of(e)], subtract = delta[r * ROW_COUNT + row_of(e)];
 #endif
                     float raw = s[r][e] * factor, weight, slope = 1.0;
                     if (SCORE) {
@@ -403,8 +403,8 @@ void main()
                     uint kv = row0 + column0 + column_at(e, lane);
                     float raw = raw_of[n], d = d_of[n];
                     if (!is_zero(d)) {
-                        d_uniform +=
-                            d * attune_d_uniform(raw, int(inner_b), int(inner_h), int(q), int(kv), args.score_mod);
+                        d_uniform += d *
+                                     attune_d_uniform(raw, int(inner_b), int(inner_h), int(q), int(kv), args.score_mod);
                         attune_d_add(raw, int(inner_b), int(inner_h), int(q), int(kv), args.score_mod, d);
                     }
                 }

@@ -135,7 +135,7 @@ vec4 d_uniform = vec4(0.0); /* gradients of capture elements that all pairs read
         [[dont_unroll]] for (uint chunk = 0u; chunk < chunks; chunk++) {                                               \
             uint column = chunk * COLUMNS + lane * ELEMENTS;                                                           \
             [[dont_unroll]] for (uint e = 0u; e < ELEMENTS && column < size; e += 2u)                                  \
-                store2(address_add(to, (column + e) * bytes_of(O_TYPE)),                                                  \
+                store2(address_add(to, (column + e) * bytes_of(O_TYPE)),                                               \
                        factor *vec2(from[(chunk * ELEMENTS + e) * BLOCK_M + r],                                        \
                                     from[(chunk * ELEMENTS + e + 1u) * BLOCK_M + r]));                                 \
         }                                                                                                              \
