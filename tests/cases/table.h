@@ -178,4 +178,8 @@ ROW(score_picks,            1, 1, 2, 2, 100, 100,  32,  0, .score = "score + slo
 ROW(sinks_nan_masked,       1, 1, 5, 5, 400, 400,  32,  0, .mask = "q / 128 != 1 && kv / 128 != 2", .input = INPUT_NAN_VISIBLE, .sinks = true)
 ROW(decode_256,             1, 1, 4, 2,   2, 500, 256,  0, .mask = "kv < used[b]")
 ROW(late_keys,              1, 1, 2, 1, 130, 600, 128,  0, .mask = "kv >= 400 || q % 5 != 4")
+ROW(sorted_dilated,         1, 1, 4, 4, 260, 260,  64,  0, .mask = "q >= kv && q - kv < 200 && (q - kv) % 4 == 0")
+ROW(sorted_grid,            2, 2, 6, 2, 256, 256,  40, 72, .mask = "abs(q % 16 - kv % 16) <= 2 && abs(q / 16 - kv / 16) <= 5", .layout = LAYOUT_PADDED)
+ROW(sorted_nan_hidden,      1, 1, 4, 2, 200, 300, 128,  0, .mask = "q * 37 % 300 >= kv * 37 % 300", .input = INPUT_NAN_HIDDEN)
+ROW(sorted_nonfinite,       1, 1, 4, 4, 130, 150,  64,  0, .mask = "(q - kv) % 8 == 0", .input = INPUT_NONFINITE)
 /* clang-format on */
