@@ -50,6 +50,7 @@ __device__ double __longlong_as_double(long long);
 __device__ long long __double_as_longlong(double);
 __device__ float __fmaf_rn(float, float, float);
 __device__ float __fadd_rn(float, float);
+__device__ float __fsub_rn(float, float);
 __device__ float __fmul_rn(float, float);
 __device__ float __fdividef(float, float);
 __device__ unsigned __funnelshift_l(unsigned, unsigned, unsigned);
