@@ -489,6 +489,10 @@ class Eager(torch.autograd.Function):
         return (None, None, None, None, None, d_q, d_k, d_v, *d_captures)
 
 
+# PyTorch declares apply without types.
+apply_eager: Callable[..., tuple[Tensor, Tensor]] = Eager.apply
+
+
 def plain(tensors: Sequence[Tensor]) -> bool:
     """Whether nothing but autograd is to see the operator: no compiler, mode, transform or kind of tensor of its own."""
     return (not torch.compiler.is_compiling() and torch._C._len_torch_dispatch_stack() == 0 and torch._C._len_torch_function_stack() == 0
@@ -505,6 +509,5 @@ def call(q: Tensor, k: Tensor, v: Tensor, texts: tuple[str, str, str, str], mask
                                                                  low_memory)
         return made
     if with_lse and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *captures)):
-        eager: tuple[Tensor, Tensor] = Eager.apply(texts, mask_captures, rest, with_lse, low_memory, q, k, v, *captures)
-        return eager
+        return apply_eager(texts, mask_captures, rest, with_lse, low_memory, q, k, v, *captures)
     return forward(*(q, k, v, mask, mask_names, mask_captures, score, names, captures, *rest, with_lse, low_memory))
