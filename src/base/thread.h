@@ -10,6 +10,7 @@
 #if defined(_WIN32)
 
 #define WIN32_LEAN_AND_MEAN
+#include <float.h>
 #include <windows.h>
 
 typedef SRWLOCK attune__mutex;
@@ -34,6 +35,11 @@ typedef struct attune__thread {
 static inline DWORD WINAPI attune__thread_begin(LPVOID user)
 {
     attune__thread *thread = user;
+#ifdef __MINGW32__
+    /* MinGW's double functions use the x87, whose precision a thread of Windows begins with is not the main thread's:
+     * f64 results would depend on the thread. */
+    _fpreset();
+#endif
     thread->run(thread->user);
     return 0;
 }
