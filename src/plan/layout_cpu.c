@@ -127,8 +127,8 @@ uint64_t attune__cpu_parts(const attune__shape *shape, uint32_t block_m, uint32_
     const uint64_t keys = attune__cpu_split_keys(shape), splits = ((uint64_t)shape->kv_len + keys - 1) / keys;
     if (!shape->tokens || threads < 2 || splits < 2)
         return 0;
-    const uint64_t most = PARTS_BYTES / attune__cpu_part_layout_make(shape, block_m).bytes,
-                   rows = (uint64_t)(shape->tokens * shape->heads);
+    const uint64_t part = attune__cpu_part_layout_make(shape, block_m).bytes, most = PARTS_BYTES / (part ? part : 1);
+    const uint64_t rows = (uint64_t)(shape->tokens * shape->heads);
     return rows < most / splits ? rows * splits : most;
 }
 
