@@ -1,7 +1,4 @@
 /* SPDX-License-Identifier: MIT */
-#if !defined(_GNU_SOURCE)
-#define _GNU_SOURCE /* secure_getenv */
-#endif
 #include "cache/cache.h"
 
 #include <dirent.h>
@@ -16,12 +13,12 @@
 #include <unistd.h>
 
 #include "base/alloc.h"
+#include "base/environment.h"
 #include "base/file.h"
 #include "cache/folder.h"
 
 #if defined(__APPLE__)
-#define st_mtim             st_mtimespec
-#define secure_getenv(name) (issetugid() ? NULL : getenv(name))
+#define st_mtim st_mtimespec
 #endif
 
 #define NAME_SIZE 128 /* of a file name: kind, 32 digits, suffix */
@@ -69,11 +66,10 @@ static char *join(const attune_allocator *allocator, const char *parent, const c
     return path;
 }
 
-/* Relative paths are ignored, as the XDG base directory specification requires. A program with more rights than its
- * caller must not use the caller's environment. */
+/* Relative paths are ignored, as the XDG base directory specification requires. */
 static const char *absolute(const char *variable)
 {
-    const char *value = secure_getenv(variable);
+    const char *value = attune__environment(variable);
     return value && value[0] == '/' ? value : NULL;
 }
 

@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: MIT */
 /* Devices: enumeration, limits, contexts. */
-#define _GNU_SOURCE /* secure_getenv */
 #include "cuda/cuda.h"
 
 #include <attune/cuda.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/alloc.h"
+#include "base/environment.h"
 #include "base/error.h"
 #include "cuda/compiler.h"
 
@@ -18,14 +16,10 @@
 /* The kernels need mma.sync of m16n8k16 and cp.async. */
 #define OLDEST 80
 
-#if defined(__APPLE__)
-#define secure_getenv(name) (issetugid() ? NULL : getenv(name))
-#endif
-
 /* Whether the automatic choice may take kernels that have never run on hardware. */
 static bool untried_kernels(void)
 {
-    const char *value = secure_getenv("ATTUNE_UNTRIED_KERNELS");
+    const char *value = attune__environment("ATTUNE_UNTRIED_KERNELS");
     return value && !strcmp(value, "1");
 }
 

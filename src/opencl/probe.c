@@ -18,11 +18,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/environment.h"
 #include "base/library.h"
-
-#if defined(__APPLE__)
-#define secure_getenv(name) (issetugid() ? NULL : getenv(name))
-#endif
 
 #define MOST_WAITS   15 /* of the timeout each */
 #define VENDORS      "/etc/OpenCL/vendors"
@@ -134,7 +131,7 @@ bool attune__opencl_probe(const char *library, int timeout, char *reason, size_t
     if (!all)
         return true;
     describe_end(all, "an OpenCL driver", timeout, reason, reason_size);
-    const char *given = secure_getenv("OCL_ICD_VENDORS");
+    const char *given = attune__environment("OCL_ICD_VENDORS");
     const char *folder = given && *given ? given : VENDORS;
     DIR *const vendors = opendir(folder);
     const struct dirent *entry;
