@@ -25,6 +25,8 @@ import sys
 import tempfile
 import time
 
+import attune_rows
+
 here = pathlib.Path(__file__).resolve().parent
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument('--attune', default='attune', help='the program; "" leaves attune out, and flex')
@@ -59,21 +61,7 @@ folder = pathlib.Path(scratch.name)
 
 
 def run_attune(w):
-    """The JSON that attune bench wrote of one workload; None if it could not run. Its captures are in `folder`."""
-    shapes, out = folder / 'shapes.json', folder / 'attune.json'
-    shapes.write_text(json.dumps([w]))
-    command = [options.attune, 'bench', '--file', str(shapes), '--device', options.device, '--scale', '1', '--seed',
-               str(options.seed), '--warmup-time', str(options.warmup_time), '--repetitions', str(options.repetitions),
-               '--min-time', str(options.min_time), '--direction', options.direction, '--no-peers', '--write-captures',
-               str(folder), '--json', str(out)]
-    try:
-        subprocess.run(command + options.bench.split(), check=False, stdout=sys.stderr)
-        return json.loads(out.read_text())
-    except (OSError, ValueError) as error:
-        print(f'attune: {error}', file=sys.stderr)
-        return None
-    finally:
-        out.unlink(missing_ok=True)
+    return attune_rows.run(options, w, folder, ['--direction', options.direction, '--write-captures', str(folder)])
 
 
 document, medians = {'context': {}, 'benchmarks': []}, {}

@@ -27,6 +27,8 @@ import sys
 import tempfile
 import time
 
+import attune_rows
+
 here = pathlib.Path(__file__).resolve().parent
 # The masks that both sides have: attune's text, and flex_attention's function.
 CAUSAL, DOCUMENTS = 'q >= kv', 'q >= kv && doc[q] == doc[kv]'
@@ -320,24 +322,12 @@ class Team:
 # -------------------------------------------------------------------------------------------------------------- attune
 
 def run_attune(options, w, direction, transport, folder):
-    """The JSON that attune bench wrote of one workload; None if it could not run. Its captures are in `folder`."""
-    shapes, out = folder / 'shapes.json', folder / 'attune.json'
-    shapes.write_text(json.dumps([w]))
-    command = [options.attune, 'bench', '--ranks', str(options.ranks), '--file', str(shapes), '--device', options.device, '--scale', '1',
-               '--seed', str(options.seed), '--warmup-time', str(options.warmup_time), '--repetitions', str(options.repetitions),
-               '--min-time', str(options.min_time), '--direction', direction, '--no-peaks', '--no-peers', '--json', str(out)]
+    words = ['--ranks', str(options.ranks), '--direction', direction, '--no-peaks']
     if options.device.startswith('cuda'):
-        command += ['--transport', transport]
+        words += ['--transport', transport]
     if w.get('captures'):
-        command += ['--write-captures', str(folder)]
-    try:
-        subprocess.run(command + options.bench.split(), check=False, stdout=sys.stderr)
-        return json.loads(out.read_text())
-    except (OSError, ValueError) as error:
-        print(f'attune: {error}', file=sys.stderr)
-        return None
-    finally:
-        out.unlink(missing_ok=True)
+        words += ['--write-captures', str(folder)]
+    return attune_rows.run(options, w, folder, words)
 
 
 # --------------------------------------------------------------------------------------------------------------- table

@@ -85,7 +85,7 @@ static void finish(const predict_machine *machine, prediction *made)
         made->one += r->own + r->others;
         if (r->senders || r->peers)
             r->exchange = machine->exchange + (r->received > r->sent ? r->received : r->sent) / machine->link;
-        r->seconds = (r->own > r->exchange ? r->own : r->exchange) + r->others;
+        r->seconds = predict_seconds(r->own, r->exchange, r->others);
         exchanges += r->exchange;
         hidden += r->own < r->exchange ? r->own : r->exchange;
         if (r->seconds > made->rank[made->slowest].seconds)

@@ -17,10 +17,15 @@ typedef struct predict_machine {
 typedef struct predict_rank {
     double own, others;      /* seconds of computing */
     double exchange;         /* seconds until the rank has sent and received */
-    double seconds;          /* of the call: max(own, exchange) + others */
+    double seconds;          /* of the call: predict_seconds */
     double received, sent;   /* bytes */
     uint32_t senders, peers; /* ranks that it receives from, and that it sends to */
 } predict_rank;
+
+static inline double predict_seconds(double own, double exchange, double others)
+{
+    return (own > exchange ? own : exchange) + others;
+}
 
 typedef struct prediction {
     double one;            /* seconds on one device */

@@ -397,7 +397,7 @@ static void add_prediction(const ranks_setup *s, bool backward, report_row *row)
     row->link_rate = most * (1 + returned) / row->exchange_seconds;
     for (uint32_t r = 0; row->link_rate > 0 && rate > 0 && r < p.ranks; r++) {
         const double own = p.rank[r].own / rate, exchange = p.rank[r].exchange / row->link_rate;
-        const double seconds = (own > exchange ? own : exchange) + p.rank[r].others / rate + exchange * returned;
+        const double seconds = predict_seconds(own, exchange, p.rank[r].others / rate) + exchange * returned;
         row->predicted_seconds = seconds > row->predicted_seconds ? seconds : row->predicted_seconds;
     }
     predict_free(&p);
