@@ -95,8 +95,7 @@ static attune_status divide_workspace(attune__cpu_backward_run *run, uint64_t *f
     return ATTUNE_OK;
 }
 
-/* Runs a pass of `items` over `pairs`, each of which costs flop and weight. heads: adjacent items with the same tiles.
- */
+/* Runs a pass of `items` over `pairs`, each of which costs flop and weight. heads: adjacent items of equal tiles. */
 static void run_pass(attune__cpu_backward_run *run, attune__pool_fn pass, uint64_t items, int64_t heads, double pairs,
                      uint32_t flop, uint32_t weight, uint64_t fit)
 {

@@ -102,8 +102,7 @@ static const char *why_not(const attune__opencl_driver *driver, const found *f, 
         return "its driver has no compiler";
     if (ends_the_process(&f->info))
         return "PoCL 5 ends the process while it compiles some kernels: set POCL_WORK_GROUP_METHOD=cbs in the "
-               "environment, or "
-               "install PoCL 6";
+               "environment, or install PoCL 6";
     if (!ask32(driver, f->device, CL_DEVICE_ENDIAN_LITTLE))
         return "its bytes are in the other order";
     if (!(f->float_config & CL_FP_INF_NAN))

@@ -177,8 +177,8 @@ uint64_t attune__cuda_sm90_tail_bytes(uint32_t head_dim, uint32_t head_dim_v, ui
 /* The workspace of a backward plan, and its part for the sums of dQ and for `order`. */
 uint64_t attune__cuda_backward_bytes(const attune__shape *shape, const attune__cost *cost);
 uint64_t attune__cuda_backward_added(const attune__shape *shape);
-/* ------------------------------------------------------------------------------------------------------------ sm_100a
- */
+
+/* --------------------------------------------------------------------------------------------------------- sm_100a */
 
 /* Rates of an SM a clock: instructions of threads, and exponentials of the special-function unit (docs/cuda.md). */
 #define ATTUNE__SM100_INSTRUCTIONS 128
