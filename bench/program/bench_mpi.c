@@ -68,8 +68,8 @@ static bool measure(attune_device *device, MPI_Comm comm, const attune_partition
     MPI_Comm_size(comm, &run.size);
     attune_status status = attune_mpi_transport(comm, 1, &mpi, &transport);
     if (status == ATTUNE_OK)
-        status =
-            share_make(device, &transport, partition, s->mask, &s->problem, options->kernel, &s->a, NULL, &run.share);
+        status = share_make(device, &transport, partition, s->mask, &s->problem, options->kernel, ATTUNE_OVERLAP_AUTO,
+                            &s->a, NULL, &run.share);
     if (status != ATTUNE_OK) {
         cli_error("%s: rank %d: %s: %s", row->name, run.rank, attune_status_string(status), attune_last_error());
         MPI_Abort(MPI_COMM_WORLD, EXIT_FAILED);

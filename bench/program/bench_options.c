@@ -85,6 +85,18 @@ static bool parse_link(const char *text, row_link *link)
     return bad("--transport is \"%s\", expected peers, nccl or host", text);
 }
 
+static bool parse_overlap(const char *text, attune_overlap *overlap)
+{
+    static const char *const names[] = {
+        [ATTUNE_OVERLAP_AUTO] = "auto", [ATTUNE_OVERLAP_ON] = "on", [ATTUNE_OVERLAP_OFF] = "off"};
+    for (uint32_t i = 0; i < sizeof names / sizeof names[0]; ++i)
+        if (!strcmp(text, names[i])) {
+            *overlap = (attune_overlap)i;
+            return true;
+        }
+    return bad("--overlap is \"%s\", expected auto, on or off", text);
+}
+
 /* A device for each rank: as many ids as ranks, or one for all, or a backend's name for its first devices. */
 static bool deal_devices(const char *list, row_ranks_options *o)
 {
@@ -106,16 +118,20 @@ static bool deal_devices(const char *list, row_ranks_options *o)
 }
 
 /* Options that rows of several ranks do not have are refused. */
-static bool check_ranks(bench_options *o, bool layout, bool link)
+static bool check_ranks(bench_options *o, bool layout, bool link, bool overlap)
 {
     if (!o->ranks.count && o->row.pass == ROW_DECODE)
         return bad("--direction decode requires --ranks: on one device, decode is forward with few queries");
     if (!o->ranks.count)
-        return !(layout || link) || bad("%s requires --ranks", layout ? "--layout" : "--transport");
+        return !(layout || link || overlap) || bad("%s requires --ranks", layout ? "--layout"
+                                                                          : link ? "--transport"
+                                                                                 : "--overlap");
     if (o->row.pass == ROW_STEP)
         return bad("--direction is step, but --ranks has forward, backward and decode alone");
     if (layout && o->row.pass == ROW_DECODE)
         return bad("--layout is given, but decode deals its keys in turn");
+    if (overlap && o->row.pass == ROW_DECODE)
+        return bad("--overlap is given, but in decode keys stay where they are");
     if (o->row.segments || o->masks || o->peers)
         return bad("%s and --ranks exclude each other", o->row.segments ? "--segments"
                                                         : o->masks      ? "--masks"
@@ -136,7 +152,7 @@ cli_result bench_options_parse(bench_options *o, int argc, char **argv)
 {
     const char *repetitions = "10", *min_time = "0.2", *warmup = "1", *warmup_time = "0.3", *timeout = "60", *seed = "",
                *scale = "";
-    const char *noise = "", *format = "table", *ranks = "", *layout = "", *link = "";
+    const char *noise = "", *format = "table", *ranks = "", *layout = "", *link = "", *overlap = "";
     bool no_check = false, wide = false;
     *o = (bench_options){.devices = "cpu", .direction = "forward"};
     complete_json(argc, argv);
@@ -222,6 +238,10 @@ cli_result bench_options_parse(bench_options *o, int argc, char **argv)
          .argument = "NAME",
          .help = "between the ranks: peers (if not given, between CUDA devices), nccl, or host (otherwise)",
          .value = &link},
+        {.name = "--overlap",
+         .argument = "WHICH",
+         .help = "of the ranks: on (own keys are computed while others arrive), off (all once they have), or auto",
+         .value = &overlap},
         {.name = "--kernel-options",
          .argument = "JSON",
          .help = "forced kernel options, such as {\"BLOCK_M\": 64}",
@@ -288,7 +308,8 @@ cli_result bench_options_parse(bench_options *o, int argc, char **argv)
                 (!o->seed_given || cli_integer("--seed", seed, 1, INT64_C(1) << 52, &number));
     good = good && (!*ranks || parse_ranks(ranks, &o->ranks.count)) &&
            (!*layout || ranks_layout("--layout", layout, &o->ranks.layout)) &&
-           (!*link || parse_link(link, &o->ranks.link)) && check_ranks(o, *layout != '\0', *link != '\0');
+           (!*link || parse_link(link, &o->ranks.link)) && (!*overlap || parse_overlap(overlap, &o->ranks.overlap)) &&
+           check_ranks(o, *layout != '\0', *link != '\0', *overlap != '\0');
     if (good && wide && o->format != REPORT_TABLE)
         good = bad("--wide is for the table, but --format is %s, which has every column", format);
     if (wide)

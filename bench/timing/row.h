@@ -39,6 +39,7 @@ typedef struct row_ranks_options {
     attune_layout layout;
     char devices[ROW_RANKS][32]; /* of each rank; those of the CPU have equal shares of its threads */
     row_link link;
+    attune_overlap overlap;
 } row_ranks_options;
 /* Measures a call over at most ROW_RANKS ranks, beside one of them alone, the call without its messages, and the
  * messages alone. `device` describes the row. Forward, backward or decode, without segments. */

@@ -184,18 +184,21 @@ static void run_rank(void *context, uint32_t rank)
     const attune_transport below = links_transport(&c->links, rank),
                            transport = messages_transport(&c->messages[rank], &below);
     attune_device *device = c->links.devices[rank];
-    finish_call(
-        c,
-        c->partition
-            ? share_make(device, &transport, c->partition, setup->mask, &setup->problem, w->options->kernel, &setup->a,
-                         w->options->pass == ROW_BACKWARD ? &setup->gradients : NULL, &c->shares[rank])
-            : share_make_decode(device, &transport, &setup->problem, w->options->kernel, &setup->a, &c->shares[rank]));
+    finish_call(c, c->partition
+                       ? share_make(device, &transport, c->partition, setup->mask, &setup->problem, w->options->kernel,
+                                    w->ranks->overlap, &setup->a,
+                                    w->options->pass == ROW_BACKWARD ? &setup->gradients : NULL, &c->shares[rank])
+                       : share_make_decode(device, &transport, &setup->problem, w->options->kernel, &setup->a,
+                                           &c->shares[rank]));
     if (rank)
         follow(c, rank);
     else
         lead(c);
     share_free(&c->shares[rank]);
 }
+
+static const char *const overlaps[] = {
+    [ATTUNE_OVERLAP_AUTO] = "", [ATTUNE_OVERLAP_ON] = ", overlap on", [ATTUNE_OVERLAP_OFF] = ", overlap off"};
 
 /* Measures the ranks of a partition, or of decode. results: NULL, or receives those of all ranks. */
 static bool measure_ranks(const ranks_work *work, const attune_partition *partition, uint32_t ranks,
@@ -230,7 +233,8 @@ static bool measure_ranks(const ranks_work *work, const attune_partition *partit
         messages_free(&c->messages[r]);
     }
     if (linked && ranks > 1)
-        (void)snprintf(row->plan, sizeof row->plan, "transport %s", links_name(c->links.link));
+        (void)snprintf(row->plan, sizeof row->plan, "transport %s%s", links_name(c->links.link),
+                       overlaps[work->ranks->overlap]);
     links_free(&c->links);
     pthread_mutex_destroy(&c->lock);
     pthread_cond_destroy(&c->changed);

@@ -178,7 +178,7 @@ static attune_status make_gradients(attune_device *device, const attention *a, c
 
 attune_status share_make(attune_device *device, const attune_transport *transport, const attune_partition *partition,
                          const attune_mask *mask, const attune_problem *problem, const attune_kernel_options *options,
-                         const attention *a, const share_gradients *gradients, share *s)
+                         attune_overlap overlap, const attention *a, const share_gradients *gradients, share *s)
 {
     attune_problem backward = *problem;
     const attune_distributed_desc desc = {.struct_size = sizeof desc,
@@ -186,7 +186,8 @@ attune_status share_make(attune_device *device, const attune_transport *transpor
                                           .partition = partition,
                                           .mask = mask,
                                           .problem = problem,
-                                          .options = options};
+                                          .options = options,
+                                          .overlap = overlap};
     *s = (share){0};
     attune_status status = attune_distributed_create(device, &desc, &s->distributed);
     if (status == ATTUNE_OK && gradients) {

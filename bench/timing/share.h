@@ -39,7 +39,7 @@ typedef struct share {
  * problem's score is a's; options NULL = automatic; gradients NULL = forward alone, otherwise calls are of backward. */
 attune_status share_make(attune_device *device, const attune_transport *transport, const attune_partition *partition,
                          const attune_mask *mask, const attune_problem *problem, const attune_kernel_options *options,
-                         const attention *a, const share_gradients *gradients, share *s);
+                         attune_overlap overlap, const attention *a, const share_gradients *gradients, share *s);
 /* Likewise of decode, whose queries are split by sequences if there is one for each rank, otherwise by heads. */
 attune_status share_make_decode(attune_device *device, const attune_transport *transport, const attune_problem *problem,
                                 const attune_kernel_options *options, const attention *a, share *s);

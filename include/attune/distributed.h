@@ -160,12 +160,28 @@ typedef struct attune_transport {
      * after finish. The call waits for these copies; what it computes between exchange and finish runs meanwhile.
      * The memory is allocated by attune_distributed_create and attune_decode_create. */
     bool host_memory;
+    /* The time that a received byte takes, as a multiple of that of a byte which the device reads or writes in its own
+     * memory: about 12 over NVLink, 50 and more over PCIe or a network. For ATTUNE_OVERLAP_AUTO. 0 = not known. */
+    double byte_cost;
 } attune_transport;
 
 /* -------------------------------------------------------------------------------------------------------- execution */
 
 /* One rank's share of attention over several devices. */
 typedef struct attune_distributed attune_distributed;
+
+/* The work of a rank while keys of others arrive. Each is bitwise reproducible; they differ in rounding. */
+typedef enum attune_overlap {
+    /* OFF where the bytes that a rank receives, times transport.byte_cost, are fewer than those that the second launch
+     * and the merge read and write; ON otherwise, and where byte_cost is 0. */
+    ATTUNE_OVERLAP_AUTO = 0,
+    /* It computes its own keys, then those of others, and merges: messages are hidden, for a second launch, two results
+     * in f32 and a merge. */
+    ATTUNE_OVERLAP_ON = 1,
+    /* It copies its own keys beside those that arrive, and computes all in one launch. The workspace has the own keys
+     * too. */
+    ATTUNE_OVERLAP_OFF = 2
+} attune_overlap;
 
 /* Parameters of attune_distributed_create. */
 typedef struct attune_distributed_desc {
@@ -184,6 +200,7 @@ typedef struct attune_distributed_desc {
     /* The keys of all heads of a position are adjacent in memory, [batch, keys, kv_heads, head_dim], and likewise the
      * values. Otherwise those of all positions of a head are, [batch, kv_heads, keys, head_dim]. */
     bool token_major;
+    attune_overlap overlap; /* each rank has its own */
 } attune_distributed_desc;
 
 /*
@@ -208,7 +225,8 @@ ATTUNE_API uint64_t attune_distributed_workspace_size(const attune_distributed *
  * rank. mask and segments must be NULL. The first byte of the workspace must be aligned to 8 bytes on the CPU.
  *
  * The own keys are computed while keys of others arrive, then those; the two results, in f32 (f64 if o is), are merged.
- * Repeated calls give bitwise equal results. On one rank they are those of attune_forward.
+ * Or all are computed once they have arrived (desc.overlap). Repeated calls give bitwise equal results. On one rank
+ * they are those of attune_forward.
  *
  * A call that fails calls transport.abort, so that no rank waits for this one. Afterwards the object can only be
  * destroyed. One call at a time for each object; otherwise as attune_forward, except that with a transport whose

@@ -62,6 +62,8 @@ enum {
     CU_RESERVED_SHARED_MEMORY_PER_BLOCK = 111
 };
 
+enum { CU_PAIR_NATIVE_ATOMIC_SUPPORTED = 3 };
+
 enum {
     CU_FUNC_SHARED_SIZE = 1,
     CU_FUNC_LOCAL_SIZE = 3,
@@ -103,6 +105,8 @@ enum {
       (attune__cu_pointer to, attune__cu_context to_context, attune__cu_pointer from, attune__cu_context from_context, \
        size_t size, attune__cu_stream stream))                                                                         \
     X(device_can_access, cuDeviceCanAccessPeer, (int *can, attune__cu_device device, attune__cu_device peer))          \
+    X(device_pair_attribute, cuDeviceGetP2PAttribute,                                                                  \
+      (int *value, int attribute, attune__cu_device device, attune__cu_device peer))                                   \
     X(context_enable_peer, cuCtxEnablePeerAccess, (attune__cu_context peer, unsigned flags))                           \
     X(stream_create, cuStreamCreate, (attune__cu_stream * stream, unsigned flags))                                     \
     X(stream_destroy, cuStreamDestroy_v2, (attune__cu_stream stream))                                                  \

@@ -17,16 +17,56 @@
 #include "base/error.h"
 #include "cuda/exchange.h"
 
+/* Of attune_transport: the memory of an H100 has 3.35 TB/s, NVLink 292 GB/s each way (measured), PCIe 5 about 50. A
+ * copy on one device reads and writes. */
+#define COST_NVLINK 12
+#define COST_PCIE   64
+#define COST_DEVICE 2
+
+/* Beside that of the messages: a copy of a head's keys takes hardly longer than it takes to start, so that several are
+ * to start at a time. */
+#define FURTHER_STREAMS 3
+
 struct attune_cuda_peers {
     attune_allocator allocator;
     attune_threads threads;
+    double byte_cost; /* of the slowest pair */
     struct peer {
         attune_cuda_peers *all;
         attune__cuda_exchange messages;
+        attune__cu_stream further[FURTHER_STREAMS];
+        attune__cu_event joined[FURTHER_STREAMS]; /* what was enqueued there is done */
     } ranks[];
 };
 
 /* ---------------------------------------------------------------------------------------------------------- copies */
+
+static attune__cu_stream stream_of(const struct peer *p, uint32_t index)
+{
+    return index ? p->further[index - 1] : p->messages.stream;
+}
+
+/* The further streams wait for what the first one waits for. */
+static attune__cu_result fork_streams(const struct peer *p)
+{
+    attune__cu_result result = CU_SUCCESS;
+    for (uint32_t i = 0; i < FURTHER_STREAMS && result == CU_SUCCESS; i++)
+        result = p->messages.device->driver.stream_wait(p->further[i], p->messages.ready, 0);
+    return result;
+}
+
+/* The first stream waits for the others. */
+static attune__cu_result join_streams(const struct peer *p)
+{
+    const attune__cuda_driver *driver = &p->messages.device->driver;
+    attune__cu_result result = CU_SUCCESS;
+    for (uint32_t i = 0; i < FURTHER_STREAMS && result == CU_SUCCESS; i++) {
+        result = driver->event_record(p->joined[i], p->further[i]);
+        if (result == CU_SUCCESS)
+            result = driver->stream_wait(p->messages.stream, p->joined[i], 0);
+    }
+    return result;
+}
 
 /* Copies what one peer sends to this rank: its n-th message is the n-th that is received from it. */
 static attune_status copy_from(const struct peer *mine, const attune_threads_rank *me, const attune_threads_rank *from)
@@ -35,8 +75,7 @@ static attune_status copy_from(const struct peer *mine, const attune_threads_ran
     const attune__cuda_driver *driver = &to->device->driver;
     const attune__cu_context context = to->device->context, other = source->device->context;
     attune__cu_result result = CU_SUCCESS;
-    uint32_t sent = 0;
-    bool waits = true;
+    uint32_t sent = 0, copied = 0;
     for (uint32_t i = 0; i < me->receive_count && result == CU_SUCCESS; i++) {
         const attune_message *m = &me->receives[i];
         if (m->peer != from->rank)
@@ -46,13 +85,13 @@ static attune_status copy_from(const struct peer *mine, const attune_threads_ran
         if (sent == from->send_count || from->sends[sent].size != m->size)
             return attune__fail(ATTUNE_INTERNAL, "rank %u receives other messages than rank %u sends", me->rank,
                                 from->rank);
-        if (waits)
-            result = driver->stream_wait(to->stream, source->ready, 0);
-        waits = false;
+        const attune__cu_stream stream = stream_of(mine, copied % (FURTHER_STREAMS + 1));
+        if (copied++ <= FURTHER_STREAMS)
+            result = driver->stream_wait(stream, source->ready, 0);
         const attune__cu_pointer at = attune__cuda_message(m), data = attune__cuda_message(&from->sends[sent++]);
         if (result == CU_SUCCESS)
-            result = context == other ? driver->copy_on_device(at, data, (size_t)m->size, to->stream)
-                                      : driver->copy_between(at, context, data, other, (size_t)m->size, to->stream);
+            result = context == other ? driver->copy_on_device(at, data, (size_t)m->size, stream)
+                                      : driver->copy_between(at, context, data, other, (size_t)m->size, stream);
     }
     return attune__cuda_check(to->device, result, "a copy between ranks");
 }
@@ -65,11 +104,15 @@ static attune_status copy_all(const struct peer *mine, const attune_threads_rank
         return ATTUNE_UNAVAILABLE;
     attune_status status = attune__cuda_enter(e->device);
     if (status == ATTUNE_OK) {
+        status = attune__cuda_check(e->device, fork_streams(mine), "the streams of copies");
         for (uint32_t r = 0; r < threads->size && status == ATTUNE_OK; r++)
             if (r != me->rank)
                 status = copy_from(mine, me, &threads->ranks[r]);
+        attune__cu_result result = join_streams(mine);
+        if (result == CU_SUCCESS)
+            result = e->device->driver.event_record(e->done, e->stream);
         if (status == ATTUNE_OK)
-            status = attune__cuda_check(e->device, e->device->driver.event_record(e->done, e->stream), "cuEventRecord");
+            status = attune__cuda_check(e->device, result, "the streams of copies");
         attune__cuda_leave(e->device);
     }
     attune_threads_leave(threads);
@@ -128,7 +171,8 @@ static void abort_all(void *user)
         const attune__cuda_exchange *e = &all->ranks[r].messages;
         if (e->device->driver.context_push(e->device->context) != CU_SUCCESS)
             continue;
-        e->device->driver.stream_synchronize(e->stream);
+        for (uint32_t i = 0; i <= FURTHER_STREAMS; i++)
+            e->device->driver.stream_synchronize(stream_of(&all->ranks[r], i));
         attune__cuda_leave(e->device);
     }
 }
@@ -146,11 +190,25 @@ attune_status attune_cuda_peers_transport(attune_cuda_peers *peers, uint32_t ran
                                     .gather = gather,
                                     .exchange = exchange,
                                     .finish = finish,
-                                    .abort = abort_all};
+                                    .abort = abort_all,
+                                    .byte_cost = peers->byte_cost};
     return ATTUNE_OK;
 }
 
 /* ------------------------------------------------------------------------------------------------------------ group */
+
+/* The cost of a byte between two devices. Atomic operations between devices are NVLink's. */
+static attune_status find_cost(attune__cuda_device *a, const attune__cuda_device *b, double *cost)
+{
+    int atomics = 0;
+    *cost = COST_DEVICE;
+    if (a->device == b->device)
+        return ATTUNE_OK;
+    const attune__cu_result result =
+        a->driver.device_pair_attribute(&atomics, CU_PAIR_NATIVE_ATOMIC_SUPPORTED, a->device, b->device);
+    *cost = atomics ? COST_NVLINK : COST_PCIE;
+    return attune__cuda_check(a, result, "cuDeviceGetP2PAttribute");
+}
 
 /* Lets the devices of two ranks read each other's memory, if they can. */
 static attune_status connect_devices(attune__cuda_device *a, attune__cuda_device *b)
@@ -166,6 +224,36 @@ static attune_status connect_devices(attune__cuda_device *a, attune__cuda_device
     attune__cuda_leave(a);
     return result == CU_PEER_ACCESS_ALREADY_ENABLED ? ATTUNE_OK
                                                     : attune__cuda_check(a, result, "cuCtxEnablePeerAccess");
+}
+
+static attune_status make_streams(struct peer *p)
+{
+    const attune__cuda_driver *driver = &p->messages.device->driver;
+    attune__cu_result result = CU_SUCCESS;
+    ATTUNE__TRY(attune__cuda_enter(p->messages.device));
+    for (uint32_t i = 0; i < FURTHER_STREAMS && result == CU_SUCCESS; i++) {
+        result = driver->stream_create(&p->further[i], CU_STREAM_NON_BLOCKING);
+        if (result == CU_SUCCESS)
+            result = driver->event_create(&p->joined[i], CU_EVENT_DISABLE_TIMING);
+    }
+    attune__cuda_leave(p->messages.device);
+    return attune__cuda_check(p->messages.device, result, "the streams of copies");
+}
+
+static void destroy_streams(struct peer *p)
+{
+    if (!p->messages.device || p->messages.device->driver.context_push(p->messages.device->context) != CU_SUCCESS)
+        return;
+    const attune__cuda_driver *driver = &p->messages.device->driver;
+    for (uint32_t i = 0; i < FURTHER_STREAMS; i++) {
+        if (p->further[i]) {
+            driver->stream_synchronize(p->further[i]);
+            driver->stream_destroy(p->further[i]);
+        }
+        if (p->joined[i])
+            driver->event_destroy(p->joined[i]);
+    }
+    attune__cuda_leave(p->messages.device);
 }
 
 attune_status attune_cuda_peers_create(attune_device *const *devices, uint32_t count, attune_cuda_peers **peers)
@@ -191,10 +279,17 @@ attune_status attune_cuda_peers_create(attune_device *const *devices, uint32_t c
     for (uint32_t r = 0; r < count && status == ATTUNE_OK; r++) {
         made->ranks[r].all = made;
         status = attune__cuda_exchange_init(devices[r], NULL, &made->ranks[r].messages);
+        if (status == ATTUNE_OK)
+            status = make_streams(&made->ranks[r]);
         for (uint32_t i = 0; i < r && status == ATTUNE_OK; i++) {
-            status = connect_devices(attune__cuda_of(devices[r]), attune__cuda_of(devices[i]));
+            attune__cuda_device *a = attune__cuda_of(devices[r]), *b = attune__cuda_of(devices[i]);
+            double cost = 0;
+            status = connect_devices(a, b);
             if (status == ATTUNE_OK)
-                status = connect_devices(attune__cuda_of(devices[i]), attune__cuda_of(devices[r]));
+                status = connect_devices(b, a);
+            if (status == ATTUNE_OK)
+                status = find_cost(a, b, &cost);
+            made->byte_cost = cost > made->byte_cost ? cost : made->byte_cost;
         }
     }
     if (status == ATTUNE_OK)
@@ -209,8 +304,10 @@ void attune_cuda_peers_destroy(attune_cuda_peers *peers)
     if (!peers)
         return;
     const attune_allocator allocator = peers->allocator;
-    for (uint32_t r = 0; r < peers->threads.size; r++)
+    for (uint32_t r = 0; r < peers->threads.size; r++) {
+        destroy_streams(&peers->ranks[r]);
         attune__cuda_exchange_finish(&peers->ranks[r].messages);
+    }
     attune_threads_finish(&peers->threads);
     attune__free(&allocator, peers);
 }

@@ -55,6 +55,14 @@ attune_tensor attune__distributed_keys(const attune__distributed_call *c, uint64
     return t;
 }
 
+attune_tensor attune__distributed_slice(const attune_tensor *t, int64_t start, int64_t count)
+{
+    attune_tensor slice = *t;
+    slice.offset = (uint64_t)((int64_t)t->offset + start * t->stride[2] * (int64_t)attune_dtype_size(t->dtype));
+    slice.size[2] = count;
+    return slice;
+}
+
 attune_status attune__distributed_check_keys(const attune__distributed_call *c, const char *name, attune_dtype dtype,
                                              uint32_t head_dim, bool writable, attune_tensor *t)
 {
@@ -220,10 +228,33 @@ attune_status attune__distributed_finish(const attune__distributed_call *c)
     return d->staging && d->received ? d->device->backend->copy(c->queue, d->copies, d->received, true) : ATTUNE_OK;
 }
 
+/* attune__merge_part_fn of one tensor */
+static attune__merge_part the_tensor(const void *user, uint32_t index)
+{
+    (void)index;
+    return (attune__merge_part){.o = *(const attune_tensor *)user};
+}
+
+/* Copies the own keys to their places among all keys: each the sum of one tensor. */
+static attune_status copy_own(attune__distributed_call *c)
+{
+    for (size_t i = 0; i < c->d->own_copy_count; i++) {
+        const attune__own_copy *copy = &c->d->own_copies[i];
+        const attune_tensor k = attune__distributed_slice(&c->k[ATTUNE__OWN], copy->start, copy->count),
+                            v = attune__distributed_slice(&c->v[ATTUNE__OWN], copy->start, copy->count),
+                            to_k = attune__distributed_slice(&c->k[ATTUNE__OTHERS], copy->at, copy->count),
+                            to_v = attune__distributed_slice(&c->v[ATTUNE__OTHERS], copy->at, copy->count);
+        ATTUNE__TRY(attune__distributed_merge(c, &to_k, NULL, 1, the_tensor, &k));
+        ATTUNE__TRY(attune__distributed_merge(c, &to_v, NULL, 1, the_tensor, &v));
+    }
+    return ATTUNE_OK;
+}
+
 attune_status attune__distributed_compute(attune__distributed_call *c, attune__distributed_compute_fn compute)
 {
     const attune_distributed *d = c->d;
     ATTUNE__TRY(exchange_keys(c));
+    ATTUNE__TRY(copy_own(c));
     if (d->parts[ATTUNE__OWN].keys)
         ATTUNE__TRY(compute(c, ATTUNE__OWN));
     ATTUNE__TRY(attune__distributed_finish(c));

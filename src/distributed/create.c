@@ -2,23 +2,41 @@
 /* Prepares a rank's calls: its masks, plan, messages and workspace; and compares with the other ranks. */
 #include "distributed/ranks.h"
 
+#include <float.h>
 #include <string.h>
 
 #include "plan/plan.h"
 
 /* ------------------------------------------------------------------------------------------------------------ masks */
 
-/* The positions of all runs, one after another. */
-static attune_status list_positions(const attune_allocator *allocator, attune__run_view runs, int32_t **positions)
+static const attune__run_view no_runs;
+
+/* The positions of two lists of runs, in ascending order. */
+static attune_status list_positions(const attune_allocator *allocator, attune__run_view a, attune__run_view b,
+                                    int32_t **positions)
 {
-    int32_t *at = attune__alloc_raw(allocator, (size_t)attune__runs_length(runs), sizeof *at);
+    int32_t *at = attune__alloc_raw(allocator, (size_t)(attune__runs_length(a) + attune__runs_length(b)), sizeof *at);
     if (!at)
         return ATTUNE_OUT_OF_HOST_MEMORY;
     *positions = at;
-    for (size_t i = 0; i < runs.count; i++)
-        for (int64_t j = 0; j < runs.items[i].count; j++)
-            *at++ = (int32_t)(runs.items[i].start + j);
+    for (size_t i = 0, j = 0; i < a.count || j < b.count;) {
+        const bool of_a = j == b.count || (i < a.count && a.items[i].start < b.items[j].start);
+        const attune_run *run = of_a ? &a.items[i++] : &b.items[j++];
+        for (int64_t k = 0; k < run->count; k++)
+            *at++ = (int32_t)(run->start + k);
+    }
     return ATTUNE_OK;
+}
+
+/* How many positions of runs are below one: the index of a position that they have. */
+static int64_t count_below(attune__run_view runs, int64_t position)
+{
+    int64_t below = 0;
+    for (size_t i = 0; i < runs.count && runs.items[i].start < position; i++) {
+        const int64_t count = position - runs.items[i].start;
+        below += count < runs.items[i].count ? count : runs.items[i].count;
+    }
+    return below;
 }
 
 static attune_status upload_positions(attune_device *device, const attune__positions *positions, attune_buffer **buffer)
@@ -30,11 +48,13 @@ static attune_status upload_positions(attune_device *device, const attune__posit
 
 /* The mask of this rank's rows and of the keys of a part. */
 static attune_status make_part(attune_distributed *d, const attune_mask *mask, const attune__positions *rows,
-                               attune__run_view keys, attune__distributed_part *part)
+                               const attune__run_view *runs, int which)
 {
     const attune_allocator *allocator = &d->device->host.allocator;
+    attune__distributed_part *part = &d->parts[which];
+    const bool both = which == ATTUNE__OTHERS && d->own_copy_count;
     int32_t *at = NULL;
-    ATTUNE__TRY(list_positions(allocator, keys, &at));
+    ATTUNE__TRY(list_positions(allocator, both ? runs[ATTUNE__OWN] : no_runs, runs[which], &at));
     const attune__positions positions = {at, part->keys};
     attune_status status = attune__mask_gather(mask, rows, &positions, &part->mask);
     if (status == ATTUNE_OK)
@@ -43,7 +63,57 @@ static attune_status make_part(attune_distributed *d, const attune_mask *mask, c
     return status;
 }
 
-static attune_status make_masks(attune_distributed *d, const attune_partition *p, const attune_mask *mask)
+/* A launch, as the bytes that the device's memory moves meanwhile: 3 us of 3.35 TB/s. */
+#define LAUNCH_COST 1e7
+
+/* Whether one launch over all keys, which waits for those of others, is to be expected to take less time: as bytes of
+ * the device's memory, what arrives and the copies beside what a second launch reads again and the merge needs. */
+static bool is_one_launch_less(const attune_distributed *d, int64_t own, size_t copies)
+{
+    const attune__shape *s = &d->shape;
+    const bool backward = s->direction == ATTUNE_BACKWARD;
+    const double real = (double)attune_dtype_size(attune__shape_real(s)), columns = s->head_dim + s->head_dim_v,
+                 key = (double)(s->kv_batch * s->kv_heads) * (double)attune_dtype_size(s->k_dtype) * columns,
+                 received = (double)d->parts[ATTUNE__OTHERS].keys * key;
+    const double one = received * d->transport.byte_cost + 2 * (double)own * key + 2 * (double)copies * LAUNCH_COST;
+    /* Forwards two results are written and read. Backwards d_q of one launch more is set to 0, added to, written and
+     * read, and o and d_o are read for delta and with q. */
+    const double merged = backward ? 6 * s->head_dim * real : 4 * (s->head_dim_v + 1) * real,
+                 again = (backward ? columns + 2 * s->head_dim_v : s->head_dim) * (double)attune_dtype_size(s->q_dtype);
+    return one < (double)(s->batch * s->heads * d->rows) * (merged + again) + 2 * LAUNCH_COST;
+}
+
+/* Where the own keys lie among all keys of this rank, if one launch is to compute both parts. */
+static attune_status choose_launches(attune_distributed *d, const attune__run_view *runs, attune_overlap overlap)
+{
+    const attune__run_view own = runs[ATTUNE__OWN], others = runs[ATTUNE__OTHERS];
+    size_t count = 0;
+    if (overlap == ATTUNE_OVERLAP_ON || (overlap == ATTUNE_OVERLAP_AUTO && !d->transport.byte_cost) || !own.count ||
+        !others.count)
+        return ATTUNE_OK;
+    d->own_copies = attune__alloc(&d->device->host.allocator, own.count, sizeof *d->own_copies);
+    if (!d->own_copies)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    int64_t start = 0;
+    for (size_t i = 0; i < own.count; i++) {
+        const int64_t at = start + count_below(others, own.items[i].start);
+        attune__own_copy *last = count ? &d->own_copies[count - 1] : NULL;
+        if (last && last->at + last->count == at)
+            last->count += own.items[i].count;
+        else
+            d->own_copies[count++] = (attune__own_copy){start, own.items[i].count, at};
+        start += own.items[i].count;
+    }
+    if (overlap == ATTUNE_OVERLAP_AUTO && !is_one_launch_less(d, start, count))
+        return ATTUNE_OK;
+    d->own_copy_count = count;
+    d->parts[ATTUNE__OTHERS].keys += start;
+    d->parts[ATTUNE__OWN].keys = 0;
+    return ATTUNE_OK;
+}
+
+static attune_status make_masks(attune_distributed *d, const attune_partition *p, const attune_mask *mask,
+                                attune_overlap overlap)
 {
     const uint32_t r = d->transport.rank;
     const attune__run_view runs[ATTUNE__DISTRIBUTED_PARTS] = {attune__runs_of(&p->keys, r),
@@ -55,17 +125,19 @@ static attune_status make_masks(attune_distributed *d, const attune_partition *p
         return ATTUNE_OK;
     for (int i = 0; i < ATTUNE__DISTRIBUTED_PARTS; i++)
         d->parts[i].keys = attune__runs_length(runs[i]);
-    attune_status status = ATTUNE_OK;
+    attune_status status = choose_launches(d, runs, overlap);
+    if (status != ATTUNE_OK)
+        return status;
     if (d->rows == d->q_len && own->keys == d->kv_len) {
         status = attune__mask_slice(mask, &(attune_mask_range){.struct_size = sizeof(attune_mask_range)}, &own->mask);
     } else {
-        status = list_positions(allocator, attune__runs_of(&p->rows, r), &at);
+        status = list_positions(allocator, attune__runs_of(&p->rows, r), no_runs, &at);
         const attune__positions rows = {at, d->rows};
         if (status == ATTUNE_OK)
             status = upload_positions(d->device, &rows, &d->positions);
         for (int i = 0; status == ATTUNE_OK && i < ATTUNE__DISTRIBUTED_PARTS; i++)
             if (d->parts[i].keys)
-                status = make_part(d, mask, &rows, runs[i], &d->parts[i]);
+                status = make_part(d, mask, &rows, runs, i);
     }
     for (int i = 0; status == ATTUNE_OK && i < ATTUNE__DISTRIBUTED_PARTS; i++)
         if (d->parts[i].mask)
@@ -122,16 +194,10 @@ static attune_status make_plan(attune_distributed *d, const attune_problem *prob
 
 /* --------------------------------------------------------------------------------------------------------- messages */
 
-/* The index of a position among the positions of runs, one of which has it. */
-static int64_t index_of(attune__run_view runs, int64_t position)
+/* The first of a run of others among the keys of their part. */
+static int64_t received_at(const attune_distributed *d, attune__run_view own, attune__run_view needs, int64_t position)
 {
-    int64_t before = 0;
-    for (size_t i = 0; i < runs.count; i++) {
-        if (position < runs.items[i].start + runs.items[i].count)
-            return before + position - runs.items[i].start;
-        before += runs.items[i].count;
-    }
-    return before;
+    return count_below(needs, position) + (d->own_copy_count ? count_below(own, position) : 0);
 }
 
 static attune_status make_transfers(attune_distributed *d, const attune_partition *p)
@@ -155,10 +221,11 @@ static attune_status make_transfers(attune_distributed *d, const attune_partitio
         const attune__run_view theirs = attune__runs_of(&p->needs, peer);
         for (size_t i = 0; i < theirs.count; i++)
             if (theirs.items[i].rank == r)
-                *send++ = (attune__transfer){peer, index_of(own, theirs.items[i].start), theirs.items[i].count};
+                *send++ = (attune__transfer){peer, count_below(own, theirs.items[i].start), theirs.items[i].count};
         for (size_t i = 0; i < needs.count; i++)
             if (needs.items[i].rank == peer)
-                *receive++ = (attune__transfer){peer, index_of(needs, needs.items[i].start), needs.items[i].count};
+                *receive++ =
+                    (attune__transfer){peer, received_at(d, own, needs, needs.items[i].start), needs.items[i].count};
     }
     return ATTUNE_OK;
 }
@@ -345,6 +412,11 @@ attune_status attune__distributed_transport(const attune_transport *given, attun
                             !t->gather     ? "gather"
                             : !t->exchange ? "exchange"
                                            : "abort");
+    if (!(t->byte_cost >= 0 && t->byte_cost <= DBL_MAX))
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "desc.transport->byte_cost is %g, expected the cost of a received byte beside one of the "
+                            "device's memory, or 0",
+                            t->byte_cost);
     return ATTUNE_OK;
 }
 
@@ -364,6 +436,9 @@ static attune_status check(attune_distributed *d, const attune_distributed_desc 
     ATTUNE__TRY(attune__check_not_null(mask, "desc.mask"));
     ATTUNE__TRY(attune__check_not_null(desc->problem, "desc.problem"));
     ATTUNE__TRY(attune__desc_read(p, sizeof *p, desc->problem, sizeof *p, "problem"));
+    if ((uint32_t)desc->overlap > ATTUNE_OVERLAP_OFF)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "desc.overlap is %d, expected ATTUNE_OVERLAP_AUTO, _ON or _OFF",
+                            (int)desc->overlap);
     if (partition->ranks != d->transport.size)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "desc.partition is of %u ranks, desc.transport of %u",
                             partition->ranks, d->transport.size);
@@ -394,12 +469,12 @@ static attune_status prepare(attune_distributed *d, const attune_distributed_des
     uint64_t partition[2];
     attune_problem problem;
     ATTUNE__TRY(check(d, desc, &problem));
-    ATTUNE__TRY(make_masks(d, desc->partition, desc->mask));
+    ATTUNE__TRY(make_masks(d, desc->partition, desc->mask, desc->overlap));
     ATTUNE__TRY(make_plan(d, &problem, desc->options));
     ATTUNE__TRY(make_transfers(d, desc->partition));
     if (d->shape.direction == ATTUNE_BACKWARD && d->transport.size > 1)
         ATTUNE__TRY(attune__distributed_make_sums(d, problem.score));
-    if (attune__distributed_split(d) || d->zeros)
+    if (attune__distributed_split(d) || d->own_copy_count || d->zeros)
         ATTUNE__TRY(attune__merger_make(d->device, &d->merger));
     ATTUNE__TRY(make_messages(d));
     lay_out(d);
@@ -458,6 +533,7 @@ void attune_distributed_destroy(attune_distributed *distributed)
     attune_buffer_destroy(d->positions);
     attune__free(&allocator, d->sends);
     attune__free(&allocator, d->receives);
+    attune__free(&allocator, d->own_copies);
     attune__free(&allocator, d->messages);
     attune__free(&allocator, d->staging);
     attune__free(&allocator, d->copies);

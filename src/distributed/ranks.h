@@ -107,6 +107,11 @@ typedef struct attune__distributed_part {
 
 enum { ATTUNE__OWN, ATTUNE__OTHERS, ATTUNE__DISTRIBUTED_PARTS };
 
+/* Own keys among all keys, where one launch computes both parts: `count` from `start` on lie from `at` on. */
+typedef struct attune__own_copy {
+    int64_t start, count, at;
+} attune__own_copy;
+
 /* Some own keys whose gradients the same ranks contribute to. */
 typedef struct attune__key_sum {
     int64_t start, count;
@@ -151,6 +156,8 @@ struct attune_distributed {
     attune__program *merger;  /* NULL = nothing to merge */
     attune__transfer *sends, *receives;
     size_t send_count, receive_count;
+    attune__own_copy *own_copies; /* none: each part has its own launch */
+    size_t own_copy_count;
     attune_message *messages; /* of one exchange */
     char *staging; /* the bytes of its messages in host memory; NULL if they are not copied, and have no `copies` */
     attune__copy *copies;
@@ -253,6 +260,9 @@ attune_status attune__distributed_check_keys(const attune__distributed_call *c, 
 attune_tensor attune__distributed_keys(const attune__distributed_call *c, uint64_t at, int64_t keys, attune_dtype dtype,
                                        uint32_t head_dim);
 
+/* Some keys of such a tensor. */
+attune_tensor attune__distributed_slice(const attune_tensor *t, int64_t start, int64_t count);
+
 /* The address of a message's bytes; NULL if they are not in host memory. */
 void *attune__distributed_memory(const attune_buffer *buffer, uint64_t offset);
 /* Lists the messages of the transfers of a peer, the next of which is *next: k, then v. Returns their number. */
@@ -274,7 +284,7 @@ attune_status attune__distributed_finish(const attune__distributed_call *c);
         (c)->base.seconds = (c)->args.seconds ? &(c)->seconds : NULL;                                                  \
     } while (0)
 
-/* Computes the keys of a part. */
+/* Computes the keys of a part: the first that is computed has the sinks. */
 typedef attune_status (*attune__distributed_compute_fn)(attune__distributed_call *c, int part);
 /* Sends keys, computes the own ones meanwhile, and then those of others. */
 attune_status attune__distributed_compute(attune__distributed_call *c, attune__distributed_compute_fn compute);

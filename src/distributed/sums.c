@@ -10,16 +10,28 @@
 
 /* ---------------------------------------------------------------------------------------------------------- prepare */
 
+/* Where this rank's gradients of own keys from `start` on are, among those of the launch; -1 = there are none. */
+static int64_t own_gradient(const attune_distributed *d, int64_t start)
+{
+    for (size_t i = 0; i < d->own_copy_count; i++) {
+        const attune__own_copy *copy = &d->own_copies[i];
+        if (start >= copy->start && start < copy->start + copy->count)
+            return copy->at + start - copy->start;
+    }
+    return d->parts[ATTUNE__OWN].keys ? start : -1;
+}
+
 /* The gradients of own keys from `start` on that ranks contribute, in the order of ranks. Returns their number; `to`
  * may be NULL. */
 static size_t list_contributions(const attune_distributed *d, int64_t start, attune__contribution *to)
 {
     size_t count = 0;
-    bool own = d->parts[ATTUNE__OWN].keys > 0;
+    const int64_t mine = own_gradient(d, start);
+    bool own = mine >= 0;
     for (size_t i = 0; i <= d->send_count; i++) {
         if (own && (i == d->send_count || d->sends[i].peer > d->transport.rank)) {
             if (to)
-                to[count] = (attune__contribution){false, start};
+                to[count] = (attune__contribution){false, mine};
             count++;
             own = false;
         }
@@ -38,11 +50,11 @@ static int compare_positions(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Cuts the own keys where the ranks that contribute change. */
+/* Cuts the own keys where the ranks that contribute change, and where they are not adjacent among all keys. */
 static attune_status make_key_sums(attune_distributed *d)
 {
     const attune_allocator *allocator = &d->device->host.allocator;
-    const size_t most = 2 * d->send_count + 2;
+    const size_t most = 2 * d->send_count + d->own_copy_count + 2;
     size_t contributions = 0;
     int64_t *cuts = attune__alloc(allocator, most, sizeof *cuts);
     d->sums = attune__alloc(allocator, most, sizeof *d->sums);
@@ -55,6 +67,8 @@ static attune_status make_key_sums(attune_distributed *d)
         cuts[2 * i + 2] = d->sends[i].start;
         cuts[2 * i + 3] = d->sends[i].start + d->sends[i].count;
     }
+    for (size_t i = 0; i < d->own_copy_count; i++)
+        cuts[2 * d->send_count + 2 + i] = d->own_copies[i].start;
     qsort(cuts, most, sizeof *cuts, compare_positions);
     for (size_t i = 0; i + 1 < most; i++) {
         if (cuts[i] == cuts[i + 1])
@@ -399,21 +413,13 @@ typedef struct key_source {
     bool of_v;
 } key_source;
 
-static attune_tensor keys_from(const attune_tensor *t, int64_t start, int64_t count)
-{
-    attune_tensor slice = *t;
-    slice.offset = (uint64_t)((int64_t)t->offset + start * t->stride[2] * (int64_t)attune_dtype_size(t->dtype));
-    slice.size[2] = count;
-    return slice;
-}
-
 static attune__merge_part gradient_at(const void *user, uint32_t index)
 {
     const key_source *s = user;
     const attune__contribution *from = &s->c->d->contributions[s->sum->first + index];
-    const attune_tensor t =
-        attune__distributed_key_gradient(s->c, from->returned ? ATTUNE__RETURNED : ATTUNE__OWN, s->of_v);
-    return (attune__merge_part){.o = keys_from(&t, from->start, s->sum->count)};
+    const int which = from->returned ? ATTUNE__RETURNED : s->c->d->own_copy_count ? ATTUNE__OTHERS : ATTUNE__OWN;
+    const attune_tensor t = attune__distributed_key_gradient(s->c, which, s->of_v);
+    return (attune__merge_part){.o = attune__distributed_slice(&t, from->start, s->sum->count)};
 }
 
 static attune_status sum_keys(attune__distributed_call *c, const attune_tensor *d_k, const attune_tensor *d_v)
@@ -421,7 +427,7 @@ static attune_status sum_keys(attune__distributed_call *c, const attune_tensor *
     for (size_t i = 0; i < c->d->sum_count; i++)
         for (int of_v = 0; of_v < 2; of_v++) {
             const key_source s = {c, &c->d->sums[i], of_v};
-            const attune_tensor to = keys_from(of_v ? d_v : d_k, s.sum->start, s.sum->count);
+            const attune_tensor to = attune__distributed_slice(of_v ? d_v : d_k, s.sum->start, s.sum->count);
             ATTUNE__TRY(s.sum->contributions
                             ? attune__distributed_merge(c, &to, NULL, (uint32_t)s.sum->contributions, gradient_at, &s)
                             : set_to_zero(c, &to));

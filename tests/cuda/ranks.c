@@ -325,11 +325,13 @@ Test(cuda_ranks, peers)
     cr_assert_eq(attune_buffer_read(s.to, 0, s.received, BYTES), ATTUNE_OK);
     cr_expect(!memcmp(s.received, s.sent + 16, 32) && !memcmp(s.received + 32, s.sent + 16, 32) &&
               !memcmp(s.received + 128, s.sent + 128, 128));
-    /* Of each rank: two copies, which wait for the own queue and the sender's; the queue waits for both ranks' copies.
-     * No thread waits for the device but in attune_buffer_read. */
+    /* Of each rank: two copies on two of four streams, which wait for the own queue, and these two for the sender's;
+     * the first stream waits for the others, and the queue for both ranks' copies. No thread waits for the device but
+     * in attune_buffer_read. */
     cr_expect_eq(count_of(before, "cuMemcpyDtoDAsync"), 4);
-    cr_expect_eq(count_of(before, "cuStreamWaitEvent"), 2 * (2 + 2));
-    cr_expect_eq(count_of(before, "cuEventRecord"), 2 * 2);
+    cr_expect_eq(count_of(before, "cuStreamWaitEvent"), 2 * (4 + 2 + 3 + 2));
+    cr_expect_eq(count_of(before, "cuEventRecord"), 2 * (2 + 3));
+    cr_expect_eq(ranks[0].t.byte_cost, 2); /* one device is both ranks */
     cr_expect_eq(count_of(before, "cuStreamSynchronize"), 1);
     /* A size that differs is refused by one rank, whose abort fails the other. */
     attune_cuda_peers_destroy(peers);
@@ -346,12 +348,13 @@ Test(cuda_ranks, peers)
     attune_device *const mixed[2] = {s.device, cpu};
     cr_expect_eq(attune_cuda_peers_create(mixed, 2, &peers), ATTUNE_INVALID_ARGUMENT);
     attune_device_destroy(cpu);
-    /* Each call of the driver fails once, and nothing is left. */
-    for (int at = 1; at <= 10; at++) {
+    /* Each call of the driver fails once, and nothing is left: 13 calls of each rank, the 5th and the last of which
+     * leave the context. */
+    for (int at = 1; at <= 26; at++) {
         driver->fail_at = driver->calls + at;
         driver->fail_with = 2;
         cr_expect_eq(attune_cuda_peers_create(devices, 2, &peers),
-                     at == 5 || at == 10 ? ATTUNE_OK : ATTUNE_OUT_OF_DEVICE_MEMORY, "call %d", at);
+                     at % 13 == 5 || at % 13 == 0 ? ATTUNE_OK : ATTUNE_OUT_OF_DEVICE_MEMORY, "call %d", at);
         driver->fail_at = 0;
         attune_cuda_peers_destroy(peers);
     }

@@ -178,8 +178,68 @@ static void count_abort(void *user)
     ++*(int *)user;
 }
 
+/* The bytes of workspace of rank 0 of 2, whose 512 rows and keys are one half of a sequence. */
+static uint64_t workspace_of(attune_instance *instance, attune_direction direction, attune_overlap overlap,
+                             double byte_cost)
+{
+    int aborts = 0;
+    const attune_mask_desc mask_desc = {.struct_size = sizeof mask_desc, .q_len = 1024, .kv_len = 1024};
+    const attune_partition_desc dealt = {.struct_size = sizeof dealt, .ranks = 2};
+    const attune_problem problem = {
+        .struct_size = sizeof problem, .direction = direction, .heads = 4, .head_dim = 64, .dtype = ATTUNE_F16};
+    const attune_transport transport = {.struct_size = sizeof transport,
+                                        .size = 2,
+                                        .user = &aborts,
+                                        .gather = echo,
+                                        .exchange = no_exchange,
+                                        .abort = count_abort,
+                                        .byte_cost = byte_cost};
+    attune_distributed_desc desc = {
+        .struct_size = sizeof desc, .transport = &transport, .problem = &problem, .overlap = overlap};
+    attune_device *device;
+    attune_expr *all;
+    attune_mask *mask;
+    attune_partition *partition;
+    attune_distributed *distributed;
+    cr_assert_eq(attune_device_open(instance, "cpu", &device), ATTUNE_OK);
+    cr_assert_eq(attune_expr_create(instance, ATTUNE_EXPR_MASK, "kv >= 0", NULL, 0, &all), ATTUNE_OK);
+    cr_assert_eq(attune_mask_create(instance, &mask_desc, all, NULL, 0, NULL, 0, &mask), ATTUNE_OK);
+    cr_assert_eq(attune_partition_create(instance, &dealt, mask, &partition), ATTUNE_OK);
+    desc.partition = partition;
+    desc.mask = mask;
+    const attune_status status = attune_distributed_create(device, &desc, &distributed);
+    const uint64_t bytes = attune_distributed_workspace_size(distributed);
+    attune_distributed_destroy(distributed);
+    attune_partition_destroy(partition);
+    attune_mask_destroy(mask);
+    attune_expr_destroy(all);
+    attune_device_destroy(device);
+    cr_assert_eq(status, overlap > ATTUNE_OVERLAP_OFF || byte_cost < 0 ? ATTUNE_INVALID_ARGUMENT : ATTUNE_OK, "%s",
+                 attune_last_error());
+    return bytes;
+}
+
+/* The cost of a received byte decides whether own keys are computed while others arrive. */
+Test(distributed_forward, overlap)
+{
+    attune_instance *instance;
+    cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
+    for (int i = 0; i < 2; i++) {
+        const attune_direction direction = i ? ATTUNE_BACKWARD : ATTUNE_FORWARD;
+        const uint64_t on = workspace_of(instance, direction, ATTUNE_OVERLAP_ON, 12),
+                       off = workspace_of(instance, direction, ATTUNE_OVERLAP_OFF, 0);
+        cr_assert_neq(on, off);
+        cr_expect_eq(workspace_of(instance, direction, ATTUNE_OVERLAP_AUTO, 0), on);
+        cr_expect_eq(workspace_of(instance, direction, ATTUNE_OVERLAP_AUTO, 1), off);
+        cr_expect_eq(workspace_of(instance, direction, ATTUNE_OVERLAP_AUTO, 1e4), on);
+    }
+    (void)workspace_of(instance, ATTUNE_FORWARD, ATTUNE_OVERLAP_OFF + 1, 0);
+    (void)workspace_of(instance, ATTUNE_FORWARD, ATTUNE_OVERLAP_AUTO, -1);
+    attune_instance_destroy(instance);
+}
+
 /* Every allocation fails once: an error, and nothing is lost. */
-static void fail_allocations(attune_direction direction)
+static void fail_allocations(attune_direction direction, attune_overlap overlap)
 {
     for (long long at = 1;; at++) {
         heap memory = {0};
@@ -195,7 +255,8 @@ static void fail_allocations(attune_direction direction)
                                             .gather = echo,
                                             .exchange = no_exchange,
                                             .abort = count_abort};
-        attune_distributed_desc desc = {.struct_size = sizeof desc, .transport = &transport, .problem = &problem};
+        attune_distributed_desc desc = {
+            .struct_size = sizeof desc, .transport = &transport, .problem = &problem, .overlap = overlap};
         attune_instance *instance;
         attune_device *device;
         attune_expr *mask_expr, *score;
@@ -233,6 +294,8 @@ static void fail_allocations(attune_direction direction)
 
 Test(distributed_forward, out_of_memory)
 {
-    fail_allocations(ATTUNE_FORWARD);
-    fail_allocations(ATTUNE_BACKWARD);
+    for (attune_overlap overlap = ATTUNE_OVERLAP_ON; overlap <= ATTUNE_OVERLAP_OFF; overlap++) {
+        fail_allocations(ATTUNE_FORWARD, overlap);
+        fail_allocations(ATTUNE_BACKWARD, overlap);
+    }
 }

@@ -163,7 +163,8 @@ static attune_status prepare(sharing *s, uint32_t rank, rank_data *r)
                                           .partition = r->partition,
                                           .mask = s->mask,
                                           .problem = &problem,
-                                          .token_major = s->token_major};
+                                          .token_major = s->token_major,
+                                          .overlap = s->overlap};
     status = attune_distributed_create(sharing_device(s, rank), &desc, &r->distributed);
     if (status != ATTUNE_OK || !s->backward)
         return status;
@@ -464,6 +465,7 @@ void sharing_begin(sharing *s, const attention *a, uint64_t number)
     s->layout = (attune_layout)(number % 5);
     s->token_major = number / 5 % 2;
     s->late = number / 3 % 2;
+    s->overlap = number / 2 % 2 ? ATTUNE_OVERLAP_OFF : ATTUNE_OVERLAP_ON;
     s->other_problem = s->bad_call = MOST_RANKS;
     memset(s->differs, 0, sizeof s->differs);
     s->mask = make_mask(s->instance, s->c, a);

@@ -37,6 +37,7 @@ typedef struct sharing {
     uint32_t ranks, calls; /* calls: on each rank, with equal results */
     attune_layout layout;
     bool token_major, late;
+    attune_overlap overlap;
     bool backward;          /* calls are of backward, after one of forward */
     uint32_t other_problem; /* the rank that has another scale; none if not below ranks */
     uint32_t bad_call;      /* the rank whose call has a bad argument */

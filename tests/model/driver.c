@@ -226,6 +226,12 @@ int cuDeviceCanAccessPeer(int *can, int device, int peer)
     *can = device != peer;
     return CU_SUCCESS;
 }
+int cuDeviceGetP2PAttribute(int *value, int attribute, int device, int peer)
+{
+    (void)attribute, (void)device, (void)peer;
+    *value = 1;
+    return CU_SUCCESS;
+}
 int cuCtxEnablePeerAccess(void *peer, unsigned flags)
 {
     (void)flags;
