@@ -228,6 +228,9 @@ static const char shared_flags[] =
     "-include builtins.h -std=c++17 -O1 -march=native -gdwarf-4 -fPIC -w -fno-exceptions "
     "-fvisibility=hidden -ffp-contract=off -fno-strict-aliasing -fsanitize=thread";
 
+/* attune_append is a kernel and a function of the library, which a program may have from a shared library. */
+static const char link_flags[] = "-shared -Wl,-Bsymbolic";
+
 static const char *own_flags(void)
 {
     return strstr(cxx(), "clang") ? "-gline-tables-only -fdebug-info-for-profiling -mllvm "
@@ -238,11 +241,11 @@ static const char *own_flags(void)
 static void run_compiler(program *p, const char *folder, const char *flags)
 {
     char command[8192];
-    snprintf(
-        command, sizeof command,
-        "cd '%s' && { %s -c -o kernel.o kernel.cpp -I. -I'%s' %s %s %s %s && %s -shared -o kernel.so kernel.o %s; } "
-        ">log 2>&1",
-        folder, cxx(), MODEL_FOLDER, shared_flags, own_flags(), coverage_flags(), flags, cxx(), coverage_flags());
+    snprintf(command, sizeof command,
+             "cd '%s' && { %s -c -o kernel.o kernel.cpp -I. -I'%s' %s %s %s %s && %s %s -o kernel.so kernel.o %s; } "
+             ">log 2>&1",
+             folder, cxx(), MODEL_FOLDER, shared_flags, own_flags(), coverage_flags(), flags, cxx(), link_flags,
+             coverage_flags());
     const int status = system(command);
     p->log[0] = '\0';
     if (!status)
@@ -262,7 +265,8 @@ int nvrtcCompileProgram(void *made, int count, const char *const *options)
     program *p = made;
     char flags[8192] = "";
     uint64_t hash = add(add_headers(UINT64_C(14695981039346656037)), p->source);
-    hash = add(add(add(add(add(hash, p->name), cxx()), own_flags()), shared_flags), coverage_flags());
+    hash = add(add(add(add(hash, p->name), cxx()), own_flags()), shared_flags);
+    hash = add(add(hash, link_flags), coverage_flags());
     for (int i = 0; i < p->count; i++) {
         const size_t length = strlen(p->names[i]);
         if (length < 3 || strcmp(p->names[i] + length - 3, ".cu") != 0) /* no source includes another one */
