@@ -7,7 +7,8 @@
                                                       the lines of POOL that add most lines of cuda/ for their time to those of KEPT
     cases.py pool                                     a pool: rows of the case table on each architecture, and cases of the other tables
 A line of a list is `WORD=VALUE... PROGRAM FILTER`: a test program and Criterion's filter. The words are those of WORDS, and `#` begins a
-comment. ATTUNE_MODEL_CACHE keeps the compiled kernels; BUILD/model-measured has what `choose` has measured, so that it goes on."""
+comment. `sm=90 seed=1 count=24 random quick` is the random tester (tests/random) with a profile; the words of OPTIONS are its own.
+ATTUNE_MODEL_CACHE keeps the compiled kernels; BUILD/model-measured has what `choose` has measured, so that it goes on."""
 import argparse
 import collections
 import concurrent.futures
@@ -28,6 +29,7 @@ from faults import FAULTS
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 WORDS = {'sm': 'ATTUNE_MODEL_ARCHITECTURE', 'devices': 'ATTUNE_MODEL_DEVICES', 'dtype': 'ATTUNE_TEST_DTYPE', 'case': 'ATTUNE_TEST_CASE',
          'kernel': 'ATTUNE_TEST_KERNEL', 'scale': 'ATTUNE_TEST_SCALE', 'seed': 'ATTUNE_TEST_SEED', 'schedule': 'ATTUNE_MODEL_SEED'}
+OPTIONS = ['kernel', 'seed', 'count']  # of the random tester
 
 
 def lines_of(path):
@@ -67,16 +69,19 @@ class Runner:
         """Status, output, begin and seconds of a line whose counts of lines go to a folder."""
         *words, program, test = line.split()
         chosen = dict(word.split('=', 1) for word in words)
+        command = [self.build / 'tests' / f'test_{program}', '--verbose', '--jobs', '1', '--timeout', str(self.limit), '--filter', test]
+        if program == 'random':
+            options = [word for name in OPTIONS if name in chosen for word in (f'--{name}', chosen.pop(name))]
+            command = [self.build / 'tests/random', '--device', 'cuda:0', '--profile', test, '--out', str(self.build), *options]
         environment = self.environment | {WORDS[name]: value for name, value in chosen.items()} | {'GCOV_PREFIX': str(counts)} | (more or {})
         begin = time.time()
         with tempfile.TemporaryFile() as output:
-            status = subprocess.run([self.build / 'tests' / f'test_{program}', '--verbose', '--jobs', '1', '--timeout', str(self.limit), '--filter', test],
-                                    env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT).returncode
+            status = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT).returncode
             output.seek(0)
             text = re.sub(r'^\[(?:SKIP|====)\] .*(?:disabled|Running).*\n', '', output.read().decode(errors='replace'), flags=re.M)
         # A filter that no test has passes.
         found = re.findall(r'Tested: .*?(\d+).*?Passing: .*?(\d+)', re.sub(r'\x1b\[[0-9;]*m', '', text))
-        if not found or found[-1][0] == '0':
+        if program != 'random' and (not found or found[-1][0] == '0'):
             status, text = 1, text + f'no test is named {test}, or it has no such case\n'
         return status, text, begin, time.time() - begin
 

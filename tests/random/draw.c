@@ -195,8 +195,9 @@ static void draw_masks(rng *r, problem *p, bool divide)
 }
 
 /* A feature that not every backend has is drawn for the others too, where it must be refused, but less often. */
-static void draw_rest(rng *r, attune_backend backend, problem *p)
+static void draw_rest(rng *r, const draw_profile *profile, problem *p)
 {
+    const attune_backend backend = profile->backend;
     const bool forward = p->direction == ATTUNE_FORWARD, cpu = backend == ATTUNE_BACKEND_CPU;
     const bool most = cpu || (backend == ATTUNE_BACKEND_VULKAN && forward);
     if (rng_chance(r, most ? 8 : 2)) {
@@ -217,6 +218,21 @@ static void draw_rest(rng *r, attune_backend backend, problem *p)
         p->options = alone;
         p->options_of_other = (attune_pass_options){0};
     }
+    if (profile->kernel) {
+        p->has_options = p->options_of_pass = true;
+        p->options = p->options_of_other = (attune_pass_options){0};
+        (void)snprintf(p->options.kernel, sizeof p->options.kernel, "%s", profile->kernel);
+    }
+}
+
+/* Types and mask blocks that kernels for matrix units take. */
+static void prefer_common(uint64_t seed, uint64_t index, problem *p)
+{
+    rng r = {mix(mix(seed, index), 6152)};
+    if (rng_chance(&r, 90))
+        p->dtype = p->kv_dtype = p->o_dtype = rng_chance(&r, 50) ? ATTUNE_F16 : ATTUNE_BF16;
+    if (rng_chance(&r, 75))
+        p->q_block = p->kv_block = 128;
 }
 
 void problem_draw(uint64_t seed, uint64_t index, const draw_profile *profile, problem *p)
@@ -254,6 +270,8 @@ void problem_draw(uint64_t seed, uint64_t index, const draw_profile *profile, pr
     if (rng_chance(&r, 15))
         p->segments = (uint32_t)rng_range(&r, 1, SEGMENTS);
     draw_masks(&r, p, cpu);
+    if (profile->kernel)
+        prefer_common(seed, index, p);
     p->has_score = rng_chance(&r, 65);
     if (p->has_score)
         tree_draw_score(&r, rng_chance(&r, 8), &p->score);
@@ -286,7 +304,7 @@ void problem_draw(uint64_t seed, uint64_t index, const draw_profile *profile, pr
     if (decode && rng_chance(&r, 50))
         p->q_len = rng_range(&r, p->q_len, 100);
     rng rest = {mix(mix(seed, index), 4715)};
-    draw_rest(&rest, profile->backend, p);
+    draw_rest(&rest, profile, p);
     if (p->mask != MASK_TENSOR)
         return;
     /* A tensor of each batch serves calls of this batch alone. */

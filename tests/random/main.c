@@ -9,10 +9,10 @@
 
 static const char usage[] =
     "usage: random [--device ID] [--count N] [--seed S] [--first INDEX] [--only INDEX] [--seconds T]\n"
-    "              [--profile quick|whole|many] [--out FOLDER] [--tries N] [--verbose]\n";
+    "              [--profile quick|whole|many] [--kernel NAME] [--out FOLDER] [--tries N] [--verbose]\n";
 
 typedef struct options {
-    const char *device, *profile, *out;
+    const char *device, *profile, *kernel, *out;
     uint64_t count, seed, first;
     double seconds;
     int tries; /* of shrinking, at most */
@@ -66,6 +66,8 @@ static bool parse(int argc, char **argv, options *o)
             o->device = value;
         else if (!strcmp(name, "--profile"))
             o->profile = value;
+        else if (!strcmp(name, "--kernel"))
+            o->kernel = value;
         else if (!strcmp(name, "--out"))
             o->out = value;
         else if (!strcmp(name, "--count"))
@@ -92,7 +94,8 @@ static bool parse(int argc, char **argv, options *o)
 
 static draw_profile profile_of(const options *o, attune_backend backend)
 {
-    draw_profile p = {.backend = backend, .calls = backend == ATTUNE_BACKEND_CPU ? 3 : 10, .work = 40000};
+    draw_profile p = {
+        .backend = backend, .calls = backend == ATTUNE_BACKEND_CPU ? 3 : 10, .work = 40000, .kernel = o->kernel};
     if (!strcmp(o->profile, "quick")) {
         p.work = 6000;
         p.calls = 2;
@@ -135,6 +138,13 @@ static void report(runner *r, const options *o, problem *p, finding *f)
     if (write_reproduction(r, p, path))
         (void)printf("  written: %s\n", path);
     (void)fflush(stdout);
+}
+
+/* Whether a problem's last call ran on the kernel. */
+static bool ran_on(const finding *f, const char *kernel)
+{
+    const size_t length = strlen(kernel);
+    return !strncmp(f->kernel, kernel, length) && f->kernel[length] == ' ';
 }
 
 /* A third of the problems are calls over a cache. */
@@ -191,25 +201,28 @@ int main(int argc, char **argv)
     const draw_profile profile = profile_of(&o, r.backend);
     const double start = now();
     static problem p;
-    uint64_t failures = 0, done = 0;
+    uint64_t failures = 0, done = 0, on_kernel = 0;
     for (; done < o.count && (o.seconds <= 0 || now() - start < o.seconds); done++) {
         finding f = {0};
         const uint64_t index = o.first + done;
         at_index = (sig_atomic_t)index;
         watch(300);
-        bool ok = index % 12 == 11 ? run_merge(&r, o.seed, index, &f) : true;
+        /* Merges and calls over a cache have kernels of their own. */
+        const bool merges = index % 12 == 11 && !o.kernel, serves = index % 3 == 1 && !o.kernel;
+        bool ok = merges ? run_merge(&r, o.seed, index, &f) : true;
         if (!ok)
             (void)printf("FAILED seed %llu index %llu on %s, merge: %s: %s\n", (unsigned long long)o.seed,
                          (unsigned long long)index, r.id, f.kind, f.what);
         failures += !ok;
-        if (index % 3 == 1) {
+        if (serves) {
             failures += !run_one_serving(&r, &o, &profile, index);
-        } else if (index % 12 != 11) {
+        } else if (!merges) {
             problem_draw(o.seed, index, &profile, &p);
             if (o.verbose)
                 problem_print(&p, stdout);
             ok = run_problem(&r, &p, &f);
             failures += !ok;
+            on_kernel += o.kernel && ran_on(&f, o.kernel);
             if (o.verbose)
                 (void)printf("%llu %s\n", (unsigned long long)index, f.kernel);
             if (!ok)
@@ -225,5 +238,8 @@ int main(int argc, char **argv)
         (unsigned long long)r.elements, 100.0 * (double)r.undecided / (double)(r.elements + 1),
         (unsigned long long)r.refused, (unsigned long long)failures, now() - start);
     runner_close(&r);
-    return failures != 0;
+    if (o.kernel)
+        (void)printf("random: %llu problems on %s%s\n", (unsigned long long)on_kernel, o.kernel,
+                     on_kernel ? "" : ": it takes none of them here");
+    return failures != 0 || (o.kernel && !on_kernel);
 }

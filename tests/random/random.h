@@ -273,8 +273,9 @@ typedef struct problem {
 /* The device and the limits that draws keep to. */
 typedef struct draw_profile {
     attune_backend backend;
-    int calls;    /* of one plan, at most */
-    int64_t work; /* pairs times heads times batch of a call, about at most */
+    int calls;          /* of one plan, at most */
+    int64_t work;       /* pairs times heads times batch of a call, about at most */
+    const char *kernel; /* of all problems, where it takes them; NULL: as drawn */
 } draw_profile;
 
 void problem_draw(uint64_t seed, uint64_t index, const draw_profile *profile, problem *p);
