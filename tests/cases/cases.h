@@ -113,6 +113,9 @@ bool case_run(attune_instance *instance, attune_device *device, const attention_
 bool case_run_gradients(attune_instance *instance, attune_device *device, const attention_case *c, attune_dtype dtype,
                         uint64_t seed, failure *why);
 
+/* Whether nothing was wrong: the case would run on another kernel than ATTUNE_TEST_KERNEL names, and so did not. */
+bool case_is_skipped(const failure *why);
+
 /* Gradients of a case that were computed elsewhere, whole, and what they were computed from. */
 typedef struct case_gradients {
     array d_o, d_lse;                          /* inputs; d_lse.data NULL = the loss does not use LSE */

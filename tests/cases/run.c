@@ -218,7 +218,41 @@ typedef struct running {
     placed captures[ATTUNE_EXPR_MAX_SYMBOLS];
     uint32_t capture_count;
     segments cut;
+    bool refused; /* by ATTUNE_TEST_KERNEL */
 } running;
+
+/* Asks for the kernel of ATTUNE_TEST_KERNEL, which the automatic choice may skip, with what the options have for any
+ * kernel. */
+static void name_kernel(const char *kernel, bool back, attune_kernel_options *options)
+{
+    const bool other = options->any.kernel[0] || options->fwd.kernel[0] || options->bwd.kernel[0];
+    if (other)
+        *options = (attune_kernel_options){.struct_size = sizeof *options};
+    attune_pass_options *pass = back ? &options->bwd : &options->fwd;
+    (void)snprintf(pass->kernel, sizeof pass->kernel, "%s", kernel);
+}
+
+/* A plan with the case's options or, where it has none, with those that it prefers. `only`: there is none where its
+ * kernel is another one than ATTUNE_TEST_KERNEL. */
+static const char *make_plan(attune_device *device, const attune_problem *problem, const char *options,
+                             const char *preferred, bool only, running *r, attune_plan **plan)
+{
+    const char *const kernel = getenv("ATTUNE_TEST_KERNEL"), *const text = options ? options : preferred;
+    const bool named = kernel && *kernel;
+    attune_kernel_options parsed = {.struct_size = sizeof parsed};
+    const char *const error = text ? try_call(attune_kernel_options_parse(text, &parsed)) : NULL;
+    if (error)
+        return error;
+    if (named)
+        name_kernel(kernel, problem->direction == ATTUNE_BACKWARD, &parsed);
+    attune_status status = attune_plan_create(device, problem, &parsed, plan);
+    const bool refused =
+        status == ATTUNE_UNSUPPORTED || status == ATTUNE_DOES_NOT_FIT || status == ATTUNE_INVALID_ARGUMENT;
+    r->refused = named && only && refused;
+    if (refused && !r->refused && !options)
+        status = attune_plan_create(device, problem, NULL, plan);
+    return try_call(status);
+}
 
 static const char *plan_backward(attune_device *device, const attention_case *c, const attention *a,
                                  const attune_problem *forward, running *r)
@@ -228,18 +262,7 @@ static const char *plan_backward(attune_device *device, const attention_case *c,
     problem.lse = problem.row_max = false;
     r->wanted = attention_differentiable(a);
     problem.capture_gradient_elements = attention_capture_elements(a, r->wanted);
-    attune_kernel_options options = {.struct_size = sizeof options};
-    /* As in prepare(). */
-    char named[80];
-    const char *const kernel = getenv("ATTUNE_TEST_KERNEL");
-    snprintf(named, sizeof named, "{\"bwd_KERNEL\": \"%s\"}", kernel ? kernel : "");
-    const char *const preferred = kernel && *kernel ? named : NULL;
-    const char *const text = c->backward_options ? c->backward_options : preferred;
-    const char *error = text ? try_call(attune_kernel_options_parse(text, &options)) : NULL;
-    if (!error)
-        error = try_call(attune_plan_create(device, &problem, &options, &r->backward));
-    if (error && !c->backward_options && preferred)
-        error = try_call(attune_plan_create(device, &problem, NULL, &r->backward));
+    const char *const error = make_plan(device, &problem, c->backward_options, NULL, true, r, &r->backward);
     return error ? error : lend(device, r->backward, &r->scratch);
 }
 
@@ -338,21 +361,11 @@ static const char *prepare(attune_instance *instance, attune_device *device, con
                                 : try_call(attention_mask(instance, device, a, &desc, &problem, &r->mask))))
             return error;
     }
-    attune_kernel_options options = {.struct_size = sizeof options};
-    /* A kernel that the automatic choice skips: rows that it takes run on it, others as without. */
-    char named[80];
-    const char *const kernel = getenv("ATTUNE_TEST_KERNEL");
-    snprintf(named, sizeof named, "{\"fwd_KERNEL\": \"%s\"}", kernel ? kernel : "");
-    const char *const preferred = kernel && *kernel ? named : c->preferred, *const text =
-                                                                                c->options ? c->options : preferred;
-    if (text && (error = try_call(attune_kernel_options_parse(text, &options))))
+    /* Gradients are those of the backward kernel, whatever has computed O. */
+    const bool back = r->upstream.data != NULL;
+    if ((error = make_plan(device, &problem, c->options, c->preferred, !back, r, &r->plan)))
         return error;
-    error = try_call(attune_plan_create(device, &problem, &options, &r->plan));
-    if (error && !c->options && preferred)
-        error = try_call(attune_plan_create(device, &problem, NULL, &r->plan));
-    if (error)
-        return error;
-    if (r->upstream.data && (error = plan_backward(device, c, a, &problem, r)))
+    if (back && (error = plan_backward(device, c, a, &problem, r)))
         return error;
     if ((error = lend(device, r->plan, &r->workspace)))
         return error;
@@ -473,6 +486,18 @@ static void finish(running *r)
     }
 }
 
+#define NOT_RUN "does not run on ATTUNE_TEST_KERNEL"
+
+bool case_is_skipped(const failure *why)
+{
+    return strstr(why->message, NOT_RUN) != NULL;
+}
+
+static bool fail_running(const attention_case *c, attune_dtype dtype, const running *r, const char *error, failure *why)
+{
+    return failure_set(why, "%s %s%s: %s", c->name, attune_dtype_string(dtype), r->refused ? " " NOT_RUN : "", error);
+}
+
 bool case_run(attune_instance *instance, attune_device *device, const attention_case *c, attune_dtype dtype,
               uint64_t seed, failure *why)
 {
@@ -500,7 +525,7 @@ bool case_run(attune_instance *instance, attune_device *device, const attention_
             ok = false;
     }
     if (error)
-        failure_set(why, "%s %s: %s", c->name, attune_dtype_string(dtype), error);
+        fail_running(c, dtype, &r, error, why);
     attune_dtype row_type = dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32;
     ok = ok && reference_compute(&a, REFERENCE_ORACLE, NULL, 0, &result[1], why) &&
          reference_compute(&a, REFERENCE_NAIVE, NULL, 0, &result[2], why);
@@ -695,7 +720,7 @@ bool case_run_gradients(attune_instance *instance, attune_device *device, const 
         const char *error = prepare(instance, device, &plain, dtype, &a, &r);
         if (!error)
             error = launch(device, &a, &r);
-        ok = !error || failure_set(why, "%s %s: %s", c->name, attune_dtype_string(dtype), error);
+        ok = !error || fail_running(c, dtype, &r, error, why);
     }
     ok = ok && compare_gradients(instance, &plain, dtype, &a, &r, why);
     finish(&r);

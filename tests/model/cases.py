@@ -79,10 +79,10 @@ class Runner:
             status = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT).returncode
             output.seek(0)
             text = re.sub(r'^\[(?:SKIP|====)\] .*(?:disabled|Running).*\n', '', output.read().decode(errors='replace'), flags=re.M)
-        # A filter that no test has passes.
+        # A filter that no test has passes, and so does one whose tests are all skipped.
         found = re.findall(r'Tested: .*?(\d+).*?Passing: .*?(\d+)', re.sub(r'\x1b\[[0-9;]*m', '', text))
         if program != 'random' and (not found or found[-1][0] == '0'):
-            status, text = 1, text + f'no test is named {test}, or it has no such case\n'
+            status, text = 1, text + f'no test is named {test}, or it has no case that runs here\n'
         return status, text, begin, time.time() - begin
 
     def side_by_side(self, lines, counts, until=float('inf')):
