@@ -50,6 +50,7 @@ typedef struct attention_case {
     attune_dtype kv_dtype, o_dtype; /* 0 = the dtype that the case runs in; with f64 they do not count */
     int64_t plan_more;              /* the plan is made for this many more queries than the call has */
     bool sinks;
+    bool o_alone; /* neither LSE nor row maxima */
 } attention_case;
 
 /* Whether it names types of its own, with which float64 has nothing to do; and the same with one dtype, for kernels
@@ -75,11 +76,12 @@ static inline bool case_supported(const attention_case *c, const char *backend, 
     return !past_256;
 }
 
-/* Not those whose outputs are NaN or infinite: their gradients are too. */
+/* Not those whose outputs are NaN or infinite: their gradients are too; nor those without an LSE, which gradients need.
+ */
 static inline bool case_has_gradients(const attention_case *c)
 {
     return c->input != INPUT_INFINITE && c->input != INPUT_NAN_VISIBLE && c->input != INPUT_MIXED &&
-           c->input != INPUT_NONFINITE && c->input != INPUT_INFINITE_V;
+           c->input != INPUT_NONFINITE && c->input != INPUT_INFINITE_V && !c->o_alone;
 }
 
 /* table.h */

@@ -218,7 +218,8 @@ typedef struct running {
     placed captures[ATTUNE_EXPR_MAX_SYMBOLS];
     uint32_t capture_count;
     segments cut;
-    bool refused; /* by ATTUNE_TEST_KERNEL */
+    bool has_lse, has_row_max; /* of forward */
+    bool refused;              /* by ATTUNE_TEST_KERNEL */
 } running;
 
 /* Asks for the kernel of ATTUNE_TEST_KERNEL, which the automatic choice may skip, with what the options have for any
@@ -327,6 +328,8 @@ static const char *prepare(attune_instance *instance, attune_device *device, con
                            attune_dtype dtype, const attention *a, running *r)
 {
     const char *error;
+    r->has_lse = !c->o_alone;
+    r->has_row_max = !c->o_alone && !c->segments;
     attune_problem problem = {
         .struct_size = sizeof problem,
         .dtype = dtype,
@@ -341,8 +344,8 @@ static const char *prepare(attune_instance *instance, attune_device *device, con
         .q_len = c->q_len + c->plan_more,
         .kv_len = c->kv_len,
         .score = a->score,
-        .lse = true,
-        .row_max = !c->segments,
+        .lse = r->has_lse,
+        .row_max = r->has_row_max,
         .segments = c->segments,
         .sinks = c->sinks,
     };
@@ -456,7 +459,9 @@ static const char *launch(attune_device *device, const attention *a, const runni
         .segment_count = r->cut.count,
         .sinks = r->sinks.tensor,
     };
-    if (r->cut.count)
+    if (!r->has_lse)
+        args.lse.buffer = NULL;
+    if (!r->has_row_max)
         args.row_max.buffer = NULL;
     segments_views(&r->cut, &r->k.tensor, &r->v.tensor, NULL, NULL, parts);
     attune_completion completion;
@@ -520,8 +525,8 @@ bool case_run(attune_instance *instance, attune_device *device, const attention_
         }
         if (dtype != ATTUNE_F64)
             result[1].moved = values + 3 * rows * (dv + 2);
-        if ((error = collect(&r.o, result[0].o)) || (error = collect(&r.lse, result[0].lse)) ||
-            (!c->segments && (error = collect(&r.row_max, result[0].row_max))))
+        if ((error = collect(&r.o, result[0].o)) || (r.has_lse && (error = collect(&r.lse, result[0].lse))) ||
+            (r.has_row_max && (error = collect(&r.row_max, result[0].row_max))))
             ok = false;
     }
     if (error)
@@ -544,8 +549,8 @@ bool case_run(attune_instance *instance, attune_device *device, const attention_
         reference_compare_o(attention_rule_dtype(&a), attention_o_dtype(&a), rows, dv, result[0].o, &result[1],
                             &result[2], &error_o);
     ok = ok && accept(c, dtype, "o", error_o, rows * dv, result[0].o, result[1].o, result[2].o, more, more / 8, why) &&
-         compare(c, dtype, "lse", row_type, rows, result[0].lse, result[1].lse, result[2].lse, why) &&
-         (c->segments ||
+         (!r.has_lse || compare(c, dtype, "lse", row_type, rows, result[0].lse, result[1].lse, result[2].lse, why)) &&
+         (!r.has_row_max ||
           compare(c, dtype, "row_max", row_type, rows, result[0].row_max, result[1].row_max, result[2].row_max, why));
     finish(&r);
     case_release(&a);

@@ -182,4 +182,6 @@ ROW(sorted_dilated,         1, 1, 4, 4, 260, 260,  64,  0, .mask = "q >= kv && q
 ROW(sorted_grid,            2, 2, 6, 2, 256, 256,  40, 72, .mask = "abs(q % 16 - kv % 16) <= 2 && abs(q / 16 - kv / 16) <= 5", .layout = LAYOUT_PADDED)
 ROW(sorted_nan_hidden,      1, 1, 4, 2, 200, 300, 128,  0, .mask = "q * 37 % 300 >= kv * 37 % 300", .input = INPUT_NAN_HIDDEN)
 ROW(sorted_nonfinite,       1, 1, 4, 4, 130, 150,  64,  0, .mask = "(q - kv) % 8 == 0", .input = INPUT_NONFINITE)
+ROW(o_alone,                1, 1, 2, 1, 200, 230, 128,  0, .mask = "q + 100 >= kv", .o_alone = true)
+ROW(o_alone_split,          2, 2, 8, 2,   1, 900, 128,  0, .mask = "kv < used[b]", .preferred = "{\"SPLIT_KV\": 3}", .o_alone = true)
 /* clang-format on */
