@@ -312,6 +312,9 @@ struct attune__backend {
                                         attune__device_mask **device_mask);
     attune_status (*mask_update)(attune_queue *queue, attune_mask *mask, attune__device_mask *device_mask,
                                  const attune_tensor *tensor, uint64_t *value);
+    /* Records the launches of mask_update into the caller's command buffer, as `record` below does. */
+    void (*mask_record)(const attune_mask *mask, attune__device_mask *device_mask, const attune_tensor *tensor,
+                        const void *commands);
 
     /* Programs: compilation and all else that takes time or allocates. */
     /* Creates all programs of a plan at once, so that their kernels can be compiled in parallel. On failure the caller

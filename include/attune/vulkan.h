@@ -124,6 +124,16 @@ ATTUNE_API attune_status attune_vulkan_forward_record(const attune_plan *plan, V
                                                       const attune_forward_args *args);
 
 /*
+ * The same for attune_mask_update: the launches that compute the lists of a mask of attune_mask_create_tensor. They
+ * read the tensor and write the mask's own memory, by update commands too: include VK_PIPELINE_STAGE_TRANSFER_BIT in
+ * the barrier for it where an earlier call with the mask may still run. No barrier is needed before an
+ * attune_vulkan_forward_record that follows in the same command buffer. Calls that are recorded or made after it have
+ * the tensor's lengths. One mask must not be used by two command buffers that run at once.
+ */
+ATTUNE_API attune_status attune_vulkan_mask_update_record(attune_mask *mask, VkCommandBuffer command_buffer,
+                                                          const attune_tensor *tensor);
+
+/*
  * The same for attune_backward, which reads q, k, v, o, lse, d_o, d_lse and captures, writes d_q, d_k and d_v, and
  * reads and writes the capture gradients. Fill and update commands also write the workspace: include
  * VK_PIPELINE_STAGE_TRANSFER_BIT in the barrier for it.

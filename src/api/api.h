@@ -101,6 +101,10 @@ typedef struct attune__tensor_rule {
 } attune__tensor_rule;
 attune_status attune__tensor_check(attune_tensor *tensor, const attune__tensor_rule *rule);
 
+/* Checks the tensor of an update of a mask, which must be one of attune_mask_create_tensor, and fills in its strides.
+ */
+attune_status attune__mask_update_check(const attune_mask *mask, const attune_tensor *tensor, attune_tensor *checked);
+
 /* Checks a workspace: buffer of the device, offset a multiple of 256, and `wanted` bytes from there on. `who` needs
  * them. */
 attune_status attune__workspace_check(const attune_device *device, const attune_buffer *workspace, uint64_t offset,

@@ -236,17 +236,16 @@ attune_status attune_mask_create_tensor(attune_device *device, const attune_mask
     return ATTUNE_OK;
 }
 
-static attune_status check_update(const attune_mask *mask, const attune_queue *queue, attune_tensor *tensor)
+attune_status attune__mask_update_check(const attune_mask *mask, const attune_tensor *tensor, attune_tensor *checked)
 {
-    ATTUNE__TRY(attune__check_not_null(mask, "mask"));
+    ATTUNE__TRY(attune__check_not_null(tensor, "tensor"));
     if (!mask->from_tensor)
         return attune__fail(ATTUNE_INVALID_ARGUMENT,
                             "mask was not created by attune_mask_create_tensor: its lists cannot be updated");
     const attune_array *made = &mask->captures[0];
-    const attune_device *device = mask->uploads->device;
-    ATTUNE__TRY(attune__queue_check(queue, device, "mask"));
+    *checked = *tensor;
     ATTUNE__TRY(attune__tensor_check(
-        tensor, &(attune__tensor_rule){"tensor", device, made->dtype, ATTUNE_MAX_RANK, false, false}));
+        checked, &(attune__tensor_rule){"tensor", mask->uploads->device, made->dtype, ATTUNE_MAX_RANK, false, false}));
     const int64_t planes[2] = {mask->stored_batch, mask->stored_heads};
     const int64_t most[2] = {mask->most_q_len, mask->most_kv_len};
     for (uint32_t i = 0; i < 2; i++) {
@@ -264,9 +263,11 @@ static attune_status check_update(const attune_mask *mask, const attune_queue *q
 attune_status attune_mask_update(attune_mask *mask, attune_queue *queue, const attune_tensor *tensor,
                                  attune_completion *completion)
 {
-    ATTUNE__TRY(attune__check_not_null(tensor, "tensor"));
-    attune_tensor checked = *tensor;
-    ATTUNE__TRY(check_update(mask, queue, &checked));
+    attune_tensor checked;
+    ATTUNE__TRY(attune__check_not_null(mask, "mask"));
+    if (mask->from_tensor)
+        ATTUNE__TRY(attune__queue_check(queue, mask->uploads->device, "mask"));
+    ATTUNE__TRY(attune__mask_update_check(mask, tensor, &checked));
     uint64_t value = 0;
     mask->updated = false;
     attune__mask_resize(mask, checked.size, checked.stride);

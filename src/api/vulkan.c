@@ -103,6 +103,21 @@ attune_status attune_vulkan_forward_record(const attune_plan *plan, VkCommandBuf
     return plan->device->backend->record(program, &command_buffer, &resolved.call);
 }
 
+attune_status attune_vulkan_mask_update_record(attune_mask *mask, VkCommandBuffer command_buffer,
+                                               const attune_tensor *tensor)
+{
+    attune_tensor checked;
+    ATTUNE__TRY(attune__check_not_null(mask, "mask"));
+    ATTUNE__TRY(attune__check_not_null(command_buffer, "command_buffer"));
+    ATTUNE__TRY(attune__mask_update_check(mask, tensor, &checked));
+    attune__device_mask *device_mask = mask->uploads->device_mask;
+    ATTUNE__TRY(check_device(mask->uploads->device));
+    attune__mask_resize(mask, checked.size, checked.stride);
+    mask->uploads->device->backend->mask_record(mask, device_mask, &checked, &command_buffer);
+    mask->updated = true;
+    return ATTUNE_OK;
+}
+
 attune_status attune_vulkan_backward_record(const attune_plan *plan, VkCommandBuffer command_buffer,
                                             const attune_backward_args *args)
 {

@@ -390,6 +390,7 @@ const attune__backend attune__vulkan_backend = {
     .mask_release = attune__vulkan_mask_release,
     .mask_create_tensor = attune__vulkan_mask_create_tensor,
     .mask_update = attune__vulkan_mask_update,
+    .mask_record = attune__vulkan_mask_record,
     .programs_create = attune__vulkan_programs_create,
     .program_destroy = attune__vulkan_program_destroy,
     .forward = attune__vulkan_forward,

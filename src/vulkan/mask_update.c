@@ -104,26 +104,41 @@ static void pack_table(const attune_mask *mask, uint64_t tensor, void *out)
     attune__mods_table_pack(mask->expr, &table, out);
 }
 
-attune_status attune__vulkan_mask_update(attune_queue *queue, attune_mask *mask, attune__device_mask *device_mask,
-                                         const attune_tensor *tensor, uint64_t *value)
+static void record(attune__vulkan_device *device, VkCommandBuffer commands, const attune_mask *mask,
+                   attune__vulkan_mask *made, const attune_tensor *tensor)
 {
-    attune__vulkan_device *device = attune__vulkan_of(queue->device);
-    attune__vulkan_mask *made = (attune__vulkan_mask *)device_mask;
     const attune__vulkan_buffer *buffer = (const attune__vulkan_buffer *)made->buffer;
     const uint64_t address = attune__vulkan_address(made->buffer, 0);
     const attune_vulkan_mask_lists a = describe(mask, made, tensor);
     const uint64_t planes = (uint64_t)(mask->stored_batch * mask->stored_heads);
-    attune__vulkan_slot *slot;
     pack_table(mask, a.tensor, made->table);
-    ATTUNE__TRY(attune__vulkan_begin(device, false, &slot));
-    device->vk.CmdUpdateBuffer(slot->commands, buffer->handle, buffer->offset, sizeof a, &a);
-    device->vk.CmdUpdateBuffer(slot->commands, buffer->handle, buffer->offset + (made->mod - address),
+    device->vk.CmdUpdateBuffer(commands, buffer->handle, buffer->offset, sizeof a, &a);
+    device->vk.CmdUpdateBuffer(commands, buffer->handle, buffer->offset + (made->mod - address),
                                attune__mods_table_size(mask->expr), made->table);
-    attune__vulkan_barrier(device, slot->commands);
-    attune__vulkan_dispatch(device, slot->commands, &made->classify, address, 0,
+    attune__vulkan_barrier(device, commands);
+    attune__vulkan_dispatch(device, commands, &made->classify, address, 0,
                             (uint64_t)a.row_count * (uint64_t)mask->kv_blocks);
-    attune__vulkan_barrier(device, slot->commands);
-    attune__vulkan_dispatch(device, slot->commands, &made->fill, address, 0,
+    attune__vulkan_barrier(device, commands);
+    attune__vulkan_dispatch(device, commands, &made->fill, address, 0,
                             (uint64_t)a.row_count + planes * (uint64_t)mask->kv_blocks);
+}
+
+attune_status attune__vulkan_mask_update(attune_queue *queue, attune_mask *mask, attune__device_mask *device_mask,
+                                         const attune_tensor *tensor, uint64_t *value)
+{
+    attune__vulkan_device *device = attune__vulkan_of(queue->device);
+    attune__vulkan_slot *slot;
+    ATTUNE__TRY(attune__vulkan_begin(device, false, &slot));
+    record(device, slot->commands, mask, (attune__vulkan_mask *)device_mask, tensor);
     return attune__vulkan_submit(device, slot, value);
+}
+
+void attune__vulkan_mask_record(const attune_mask *mask, attune__device_mask *device_mask, const attune_tensor *tensor,
+                                const void *commands)
+{
+    attune__vulkan_device *device = attune__vulkan_of(device_mask->device);
+    const VkCommandBuffer borrowed = *(const VkCommandBuffer *)commands;
+    /* The queue's command buffers begin with a barrier. */
+    attune__vulkan_barrier(device, borrowed);
+    record(device, borrowed, mask, (attune__vulkan_mask *)device_mask, tensor);
 }

@@ -387,6 +387,9 @@ attune_status attune__vulkan_mask_create_tensor(attune_device *device, const att
                                                 attune__device_mask **device_mask);
 attune_status attune__vulkan_mask_update(attune_queue *queue, attune_mask *mask, attune__device_mask *device_mask,
                                          const attune_tensor *tensor, uint64_t *value);
+/* commands is a VkCommandBuffer *. */
+void attune__vulkan_mask_record(const attune_mask *mask, attune__device_mask *device_mask, const attune_tensor *tensor,
+                                const void *commands);
 attune_status attune__vulkan_programs_create(attune_device *device, const attune__program_desc *descs, uint32_t count,
                                              attune__program **programs);
 void attune__vulkan_program_destroy(attune__program *program);

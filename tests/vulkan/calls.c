@@ -597,3 +597,86 @@ Test(vulkan_calls, a_schedule_serves_calls_with_more_rows)
     attune_device_destroy(opened);
     attune_instance_destroy(instance);
 }
+
+/* A mask of a tensor, and a call with it, recorded once with shorter lengths than the mask's, and executed again
+ * whenever the tensor has other values: the bits of an update and a call of their own. */
+Test(vulkan_calls, a_recorded_mask_follows_its_tensor)
+{
+    enum { MOST = 300, ROWS = 130, KEYS = 270, COUNT = ROWS * KEYS };
+    attune_instance *instance;
+    OK(attune_instance_create(NULL, &instance));
+    attune_device *opened = device_or_skip(instance, "vulkan");
+    attune__vulkan_device *device = attune__vulkan_of(opened);
+    uint64_t state = test_seed() + 12;
+    const attune_mask_desc desc = {
+        .struct_size = sizeof desc, .heads = HEADS, .kv_heads = KV_HEADS, .q_len = MOST, .kv_len = MOST};
+    attune_problem problem = {.struct_size = sizeof problem,
+                              .head_dim = DIM,
+                              .heads = HEADS,
+                              .kv_heads = KV_HEADS,
+                              .q_len = MOST,
+                              .kv_len = MOST};
+    attune_mask *mask;
+    attune_plan *plan;
+    attune_buffer *workspace;
+    OK(attune_mask_create_tensor(opened, &desc, ATTUNE_BOOL, 1, 1, &mask));
+    OK(attune_problem_set_mask(&problem, mask));
+    OK(attune_plan_create(opened, &problem, NULL, &plan));
+    OK(attune_buffer_create(opened, attune_plan_workspace_size(plan) + 1, &workspace));
+    const attune_tensor allowed = tensor_of(opened, ATTUNE_BOOL, 4, (int64_t[]){1, 1, ROWS, KEYS});
+    const attune_forward_args args = {
+        .struct_size = sizeof args,
+        .q = tensor_of(opened, ATTUNE_F32, 4, (int64_t[]){1, HEADS, ROWS, DIM}),
+        .k = tensor_of(opened, ATTUNE_F32, 4, (int64_t[]){1, KV_HEADS, KEYS, DIM}),
+        .v = tensor_of(opened, ATTUNE_F32, 4, (int64_t[]){1, KV_HEADS, KEYS, DIM}),
+        .o = tensor_of(opened, ATTUNE_F32, 4, (int64_t[]){1, HEADS, ROWS, DIM}),
+        .mask = mask,
+        .workspace = workspace,
+    };
+    fill_tensor(&args.q, &state);
+    fill_tensor(&args.k, &state);
+    fill_tensor(&args.v, &state);
+    VkCommandPool pool;
+    const VkCommandBuffer commands = make_commands(device, &pool);
+    const VkCommandBufferBeginInfo begin = {.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO};
+    cr_assert_eq(device->vk.BeginCommandBuffer(commands, &begin), VK_SUCCESS);
+    cr_expect_eq(attune_vulkan_mask_update_record(NULL, commands, &allowed), ATTUNE_INVALID_ARGUMENT);
+    cr_expect_eq(attune_vulkan_mask_update_record(mask, NULL, &allowed), ATTUNE_INVALID_ARGUMENT);
+    cr_expect_eq(attune_vulkan_mask_update_record(mask, commands, NULL), ATTUNE_INVALID_ARGUMENT);
+    cr_expect_eq(attune_vulkan_mask_update_record(mask, commands, &args.q), ATTUNE_INVALID_ARGUMENT);
+    cr_expect_eq(attune_vulkan_forward_record(plan, commands, &args), ATTUNE_INVALID_ARGUMENT, "a mask without lists");
+    attune__vulkan_barrier(device, commands);
+    OK(attune_vulkan_mask_update_record(mask, commands, &allowed));
+    OK(attune_vulkan_forward_record(plan, commands, &args));
+    cr_assert_eq(device->vk.EndCommandBuffer(commands), VK_SUCCESS);
+    static uint8_t pairs[COUNT];
+    static float found[2][HEADS * ROWS * DIM], before[HEADS * ROWS * DIM];
+    for (int step = 0; step < 6; step++) {
+        const int64_t width = random_expr_between(&state, 1, 2 * KEYS), first = random_expr_between(&state, 0, ROWS);
+        for (int i = 0; i < COUNT; i++)
+            pairs[i] = i / KEYS >= first && i % KEYS <= i / KEYS * 2 && i / KEYS * 2 - i % KEYS < width;
+        OK(attune_buffer_write(allowed.buffer, 0, pairs, sizeof pairs));
+        for (int own = 0; own < 2; own++) {
+            fill_tensor(&args.o, &state);
+            if (own) {
+                OK(attune_mask_update(mask, attune_device_queue(opened), &allowed, NULL));
+                OK(attune_forward(plan, attune_device_queue(opened), &args, NULL));
+            } else {
+                submit_and_wait(device, commands);
+            }
+            OK(attune_buffer_read(args.o.buffer, 0, found[own], sizeof found[own]));
+        }
+        cr_assert(!memcmp(found[0], found[1], sizeof found[0]), "step %d", step);
+        cr_assert(memcmp(found[0], before, sizeof before), "step %d is that before", step);
+        memcpy(before, found[0], sizeof before);
+    }
+    device->vk.DestroyCommandPool(device->handle, pool, NULL);
+    attune_plan_destroy(plan);
+    attune_mask_destroy(mask);
+    const attune_tensor *const tensors[] = {&allowed, &args.q, &args.k, &args.v, &args.o};
+    for (size_t i = 0; i < sizeof tensors / sizeof *tensors; i++)
+        attune_buffer_destroy(tensors[i]->buffer);
+    attune_buffer_destroy(workspace);
+    attune_device_destroy(opened);
+    attune_instance_destroy(instance);
+}
