@@ -35,7 +35,7 @@ build() {
       -DGGML_BUILD_EXAMPLES=OFF &&
     cmake --build "$out/ggml" --target test-backend-ops --parallel "$jobs" &&
     "${CC:-cc}" -std=c11 -D_GNU_SOURCE -O2 -fPIC -shared -fvisibility=hidden -fopenmp -Wall -Wextra \
-      -I"$here/../../include" -isystem "$ggml/include" -isystem "$ggml/src" "$here/ggml-attune.c" \
+      -I"$here/../../include" -isystem "$ggml/include" -isystem "$ggml/src" "$here/ggml-attune.c" "$here/operation.c" \
       "$out/attune/src/libattune.a" -L"$out/ggml/src" -lggml-base -lm -ldl -pthread -Wl,--exclude-libs,ALL \
       -o "$out/libggml-attune.so" &&
     program graph && program times
