@@ -776,6 +776,13 @@ typedef struct attune_problem {
      * sequences, as bits then do.
      */
     uint32_t split_keys;
+    /*
+     * Serving: how many sequences of a call have their first keys in common, as a rule (attune_batch.shared); at most
+     * batch. On GPUs tiles are chosen with room for the rows of so many sequences, and shared keys are then read once
+     * for the rows of a tile, wherever the lengths of a call have that read fewer keys. 0 or 1 = no tile has rows of
+     * two sequences, and batch.shared is ignored. The CPU computes sequences together without it.
+     */
+    uint32_t shared_sequences;
 } attune_problem;
 
 /* Sets mask, block_mask, mask_q_block and mask_kv_block of a problem from a mask. The expression is valid as long as
@@ -1034,9 +1041,9 @@ typedef struct attune_batch {
     /*
      * [sequences]: how many of its first keys a sequence has in common with the one before it, such as a system prompt;
      * numbers below 0 are 0, and the first is not read. A hint: sequences that share keys, one after another, may be
-     * computed together, so that the keys are read once (on the CPU; others ignore it). Nested prefixes are sequences
-     * in the order of a tree. Results are the same, bit for bit on the CPU, if it is true, and undefined if it is not.
-     * buffer NULL = none.
+     * computed together, so that the keys are read once (problem.shared_sequences). Nested prefixes are sequences in
+     * the order of a tree. Results are the same if it is true, bit for bit on the CPU and with problem.split_keys, and
+     * undefined if it is not. buffer NULL = none.
      */
     attune_tensor shared;
 } attune_batch;
@@ -1113,13 +1120,13 @@ ATTUNE_API attune_status attune_forward(const attune_plan *plan, attune_queue *q
 
 /*
  * Divides the work of a batch over the device's compute units, once a step: args are those of any of the step's calls
- * of attune_forward, of which the batch's rows and lengths (q_start, kv_len, kv_first, count), the block table and
- * args->schedule are read, and the schedule, of attune_plan_schedule_size bytes, is written. All calls with these rows
- * and lengths, a block table of this size and the same plan, or a plan with the same choice whose problem differs in
- * expressions and scale alone, may then pass it: the layers of a model. It is valid until rows or lengths change, may
- * be written again for others, and does not affect results. On CUDA it also counts the parts of a call that are done,
- * so that calls with the same schedule must not run at once: those of several streams have one each. Launches only, as
- * attune_forward.
+ * of attune_forward, of which the batch's rows and lengths (q_start, kv_len, kv_first, count, shared), the block table
+ * and args->schedule are read, and the schedule, of attune_plan_schedule_size bytes, is written. All calls with these
+ * rows and lengths, a block table of this size and the same plan, or a plan with the same choice whose problem differs
+ * in expressions and scale alone, may then pass it: the layers of a model. It is valid until rows or lengths change,
+ * may be written again for others, and does not affect results. On CUDA it also counts the parts of a call that are
+ * done, so that calls with the same schedule must not run at once: those of several streams have one each. Launches
+ * only, as attune_forward.
  */
 ATTUNE_API attune_status attune_schedule(const attune_plan *plan, attune_queue *queue, const attune_forward_args *args,
                                          attune_completion *completion);

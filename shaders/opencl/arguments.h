@@ -116,6 +116,7 @@ typedef struct attune_opencl_table {
 #define ATTUNE_OPENCL_HAS_TREE        32u
 #define ATTUNE_OPENCL_HAS_K_SCALE     64u
 #define ATTUNE_OPENCL_HAS_V_SCALE     128u
+#define ATTUNE_OPENCL_HAS_SHARED      256u
 
 /* A tensor of i32 or f32. */
 typedef struct attune_opencl_array {
@@ -125,6 +126,7 @@ typedef struct attune_opencl_array {
 /* The cache and the batch of a call of a plan with problem.tokens. */
 typedef struct attune_opencl_cache {
     attune_opencl_array q_start, kv_len, kv_first, count; /* [batch + 1], [batch], [batch], [1] */
+    attune_opencl_array shared;                           /* [batch] */
     attune_opencl_array pages, pages_start;               /* [batch][entries], or [entries] with pages_start */
     attune_opencl_array tree;                             /* [batch of q][rows][words] */
     attune_opencl_array k_scale, v_scale;                 /* [pages][kv_heads][page] */
@@ -139,22 +141,31 @@ typedef struct attune_opencl_cache {
  * several. A schedule is uint4s:
  *
  *     header                items, merges, keys of a part, 0
- *     items[items]          tile, part, slot of the partial result, 0
- *     merges[slots / 2]     tile, parts, first slot, 0
+ *     items[items]          tile, part, slot of the partial result, sequences
+ *     merges[merges]        tile, parts, first slot, 0
+ *     links[merges]         parts of others, the merge that has the last of them + 1, first query, 0
+ *     lengths[batch][2]     of schedule.cl
  *
- * A tile is numbered as in tiles.h, without splits. Part i has the keys from i times those of a part on.
+ * A tile is numbered as in tiles.h, without splits. Part i has the keys from i times those of a part on. Sequences that
+ * share keys, one after another, whose queries one tile has room for, are numbered as its queries. An item has the
+ * queries of the sequence of its tile, and of those after it that share the keys of the part. In links, of a tile the
+ * parts that items of sequences before it have: those before its first slot. Links and lengths are there with `shares`.
  */
 typedef struct attune_opencl_parts {
     ATTUNE_LONG schedule;     /* its offset in an object of its own */
     ATTUNE_UINT items, slots; /* at most: workgroups, and partial results; 0 items: every workgroup has one tile */
     ATTUNE_UINT wanted;       /* items for which the keys of a call are divided */
     ATTUNE_UINT split_keys;   /* keys of a part; 0 = as the lengths have it */
+    ATTUNE_UINT merges;       /* at most */
+    ATTUNE_UINT shares;       /* whether items have rows of several sequences */
 } attune_opencl_parts;
 
 /* The slot of an item that has all keys of its tile. */
 #define ATTUNE_OPENCL_NO_SLOT 0xffffffffu
 /* Shorter parts would be mostly the reading of Q and the merge. */
 #define ATTUNE_OPENCL_PART_KEYS 256u
+/* Storing and merging a partial result takes about the time of so many keys of an item. */
+#define ATTUNE_OPENCL_MERGE_KEYS 32u
 
 /* The cache of a call, what its expressions read, and its parts. */
 typedef struct attune_opencl_serving {

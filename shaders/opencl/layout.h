@@ -6,6 +6,7 @@
 
 #define vec4                            float4
 #define uvec2                           uint2
+#define uvec4                           uint4
 #define CONSTANT(id, type, name, value) /* the families of src/opencl define it */
 #define SHARED(type, name, count)       __local type name[count];
 #define OF(name)                        name

@@ -15,9 +15,9 @@
 
 ATTUNE_EXP2(exp2_row, float, int, as_float, as_int)
 
-/* The work of a workgroup: a tile, or a part of its keys. */
+/* The work of a workgroup: a tile, or a part of its keys, and with SHARES of those of sequences after its own. */
 typedef struct work_item {
-    uint tile, slot, first_key, end_key;
+    uint tile, slot, first_key, end_key, members;
     int is_there;
 } work_item;
 
@@ -42,8 +42,40 @@ ATTUNE_FUNCTION work_item work_item_of(const attune_opencl_arguments *args, __gl
     w.slot = divided ? item.z : ATTUNE_OPENCL_NO_SLOT;
     w.first_key = w.slot == ATTUNE_OPENCL_NO_SLOT ? 0u : item.y * header.z;
     w.end_key = w.slot == ATTUNE_OPENCL_NO_SLOT ? 0xffffffffu : w.first_key + header.z;
+    w.members = w.slot == ATTUNE_OPENCL_NO_SLOT ? 1u : min(item.w, BLOCK_M);
     return w;
 }
+
+#if SHARES
+/* Finds the queries of a tile that has those of its sequence and of the `count` - 1 after it, or those of its sequence
+ * from q0 on. Returns their number. */
+ATTUNE_FUNCTION uint gather_queries(__local uint4 *members, __local uint2 *queries, const attune_opencl_arguments *args,
+                                    const tile_coord *coord, const sequence *s, uint count,
+                                    __global const uchar *q_start, __global const uchar *kv_lens,
+                                    __global const uchar *live, __global const uchar *pages,
+                                    __global const uchar *pages_start)
+{
+    const uint id = (uint)get_local_id(0), alone = count < 2u, room = min(args->q_step, BLOCK_M);
+    for (uint j = id; j < min(count, args->batch - min(args->batch, s->b)); j += THREADS) {
+        sequence of = *s;
+        of.b = s->b + j;
+        begin_rows(&of, args->q_len, q_start, live);
+        begin_table(&of, pages, pages_start);
+        begin_length(&of, args->kv_len, kv_lens);
+        members[j] = (uint4)(of.q_len, of.kv_len, of.token0, 0u);
+    }
+    MEET();
+    uint end = 0u;
+    for (uint j = 0u; j < min(count, args->batch - min(args->batch, s->b)); j++) {
+        const uint first = end, of = alone ? coord->queries : members[j].x;
+        end = min(first + min(of, room), room);
+        for (uint i = first + id; i < end; i += THREADS)
+            queries[i] = (uint2)(j, (alone ? coord->q0 : 0u) + i - first);
+    }
+    MEET();
+    return end;
+}
+#endif
 
 /* 1: load Q */
 ATTUNE_FUNCTION void load_q(rows *to, const attune_opencl_arguments *args, const tile_coord *coord, const sequence *s,
@@ -57,8 +89,10 @@ ATTUNE_FUNCTION void load_q(rows *to, const attune_opencl_arguments *args, const
         for (uint w = 0u; w < WIDTH; w++) {
             const uint row = lanes_row(i, w);
             if (row < coord->rows) {
-                __global const uchar *from = q + plane_of(&args->q, s->batch, row_head(coord, row)) +
-                                             (long)(s->row0 + row_query(coord, row)) * args->q.stride_row;
+                uint row_q;
+                const sequence of = sequence_of_row(s, coord, row, &row_q);
+                __global const uchar *from = q + plane_of(&args->q, of.batch, row_head(coord, row)) +
+                                             (long)(of.row0 + row_q) * args->q.stride_row;
                 for (uint c = 0u; c < HEAD_DIM; c++)
                     out[(c * VECTORS + i) * WIDTH + w] = load_element(Q_TYPE, from + (long)(c * bytes_of(Q_TYPE))) *
                                                          factor;
@@ -129,15 +163,17 @@ ATTUNE_FUNCTION void apply_mods(rows *s, float factor, const tile_coord *coord, 
         for (uint i = 0u; i < VECTORS; i++)
             for (uint w = 0u; w < WIDTH; w++) {
                 const uint row = lanes_row(i, w), kv = kv0 + n, at = (n * VECTORS + i) * WIDTH + w;
-                const uint row_h = row_head(coord, row), row_q = row_query(coord, row);
+                const uint row_h = row_head(coord, row);
+                uint row_q;
+                const sequence of = sequence_of_row(seq, coord, row, &row_q);
                 int may = row < coord->rows && keys[n].x != NO_PAGE;
                 float x = pairs[at];
                 if (SCORE && may)
-                    x = attune_score(x, seq, row_h, row_q, kv ATTUNE_MODS);
+                    x = attune_score(x, &of, row_h, row_q, kv ATTUNE_MODS);
                 if (partial && may)
-                    may = attune_mask(seq, row_h, row_q, kv ATTUNE_MODS);
+                    may = attune_mask(&of, row_h, row_q, kv ATTUNE_MODS);
                 if (drafts && may)
-                    may = sees_draft(seq, tree, row_q, kv);
+                    may = sees_draft(&of, tree, row_q, kv);
                 pairs[at] = may ? x : LOWEST;
             }
 }
@@ -209,6 +245,12 @@ ATTUNE_FUNCTION void fold_part(rows *sum, rows *sum_m, rows *sum_l, rows *o, row
 }
 #endif
 
+/* Where a row's partial result is among those of its slot: of a tile whose sequences vary with the parts, by query. */
+ATTUNE_FUNCTION uint partial_row(const tile_coord *coord, uint row)
+{
+    return SHARES ? row % coord->queries * coord->heads + row / coord->queries : row;
+}
+
 /* 7: the partial result of a part of the keys */
 ATTUNE_FUNCTION void store_partial(const rows *from, const rows *m, const rows *l, const attune_opencl_arguments *args,
                                    const tile_coord *coord, uint slot, __global uchar *workspace)
@@ -217,10 +259,10 @@ ATTUNE_FUNCTION void store_partial(const rows *from, const rows *m, const rows *
     for (uint i = 0u; i < VECTORS; i++)
         for (uint w = 0u; w < WIDTH; w++) {
             const uint row = lanes_row(i, w);
-            const ulong at = (ulong)slot * BLOCK_M + row;
-            __global float *ml = (__global float *)(workspace + args->partials_ml) + 2ul * at;
-            __global float *to = (__global float *)(workspace + args->partials) + at * HEAD_DIM_V;
             if (row < coord->rows) {
+                const ulong at = (ulong)slot * BLOCK_M + partial_row(coord, row);
+                __global float *ml = (__global float *)(workspace + args->partials_ml) + 2ul * at;
+                __global float *to = (__global float *)(workspace + args->partials) + at * HEAD_DIM_V;
                 ml[0] = most[i * WIDTH + w];
                 ml[1] = sums[i * WIDTH + w];
                 for (uint c = 0u; c < HEAD_DIM_V; c++)
@@ -265,6 +307,9 @@ attune_serving(ATTUNE_KERNEL_PARAMETERS ATTUNE_SERVING_PARAMETERS ATTUNE_KERNEL_
 {
 #include "layout_lanes.h"
 #include "layout_serving.h"
+#if SHARES
+#include "layout_members.h"
+#endif
     rows a[HEAD_DIM * VECTORS], s[BLOCK_N * VECTORS], sum[HEAD_DIM_V * VECTORS];
     rows m[VECTORS], l[VECTORS], factor[VECTORS];
 #if FOLDS
@@ -284,6 +329,12 @@ attune_serving(ATTUNE_KERNEL_PARAMETERS ATTUNE_SERVING_PARAMETERS ATTUNE_KERNEL_
     begin_length(&seq, args.kv_len, kv_lens);
     begin_first(&seq, kv_first);
     coord.queries = coord.q0 < seq.q_len ? min(args.q_step, seq.q_len - coord.q0) : 0u;
+#if SHARES
+    seq.members = members;
+    seq.queries = queries;
+    coord.queries = gather_queries(members, queries, &args, &coord, &seq, item.members, q_start, kv_lens, count, pages,
+                                   pages_start);
+#endif
     coord.rows = item.is_there ? coord.heads * coord.queries : 0u;
     const float s_factor = (PRESCALE ? 1.0f : args.scale) * (SCORE ? 1.0f : LOG2E);
     for (uint i = 0u; i < VECTORS; i++) {
@@ -341,6 +392,25 @@ attune_serving(ATTUNE_KERNEL_PARAMETERS ATTUNE_SERVING_PARAMETERS ATTUNE_KERNEL_
         store_o(sum, m, l, &args, &coord, &seq, o, lse, row_max, sinks, workspace); /* 7 */
 }
 
+#if SHARES
+/* The row of a partial result of part `part` of a merge's tile, which an item of this sequence has or of one before it.
+ * A schedule may hold anything. */
+ATTUNE_FUNCTION ulong partial_of(__global const uint *from, __global const attune_opencl_parts *of, uint index,
+                                 uint part, uint query, const tile_coord *coord, uint row_h)
+{
+    const uint merges = 1u + of->items, links = merges + of->merges;
+    uint4 link = vload4(links + index, from);
+    const uint query0 = link.z;
+    while (part < link.x && link.y - 1u < index) {
+        index = link.y - 1u;
+        link = vload4(links + index, from);
+    }
+    const uint slot = vload4(merges + index, from).z + part - link.x;
+    const uint row = (query0 - link.z + query) * coord->heads + row_h - coord->h0;
+    return (ulong)min(slot, of->slots - 1u) * BLOCK_M + min(row, BLOCK_M - 1u);
+}
+#endif
+
 /* Merges the parts of a tile, from the first to the last. */
 __kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) void
 attune_serving_combine(ATTUNE_KERNEL_PARAMETERS ATTUNE_SERVING_PARAMETERS)
@@ -350,11 +420,11 @@ attune_serving_combine(ATTUNE_KERNEL_PARAMETERS ATTUNE_SERVING_PARAMETERS)
     __global const attune_opencl_parts *of = &serving->parts;
     __global const uint *from = (__global const uint *)(schedule + of->schedule);
     const uint index = args.first + (uint)get_group_id(0), slots = of->slots;
-    const int in_list = index < min(vload4(0, from).y, slots / 2u);
+    const int in_list = index < min(vload4(0, from).y, of->merges);
     const uint4 merge = vload4(in_list ? 1u + of->items + index : 0u, from);
     /* A schedule may hold anything. */
     const int valid = in_list && merge.x < tile_count(&args) && merge.z < slots;
-    const uint parts = valid ? min(merge.y, slots - merge.z) : 0u;
+    const uint parts = valid ? min(merge.y, SHARES ? slots : slots - merge.z) : 0u;
     tile_coord coord = tile_coord_of(&args, valid ? merge.x : 0u);
     seq.of = &serving->cache;
     seq.b = coord.b;
@@ -370,7 +440,11 @@ attune_serving_combine(ATTUNE_KERNEL_PARAMETERS ATTUNE_SERVING_PARAMETERS)
         float m = LOWEST, l = 0.0f;
         float4 o_row = (float4)(0.0f);
         for (uint part = 0u; part < parts; part++) {
+#if SHARES
+            const ulong at = partial_of(from, of, index, part, row_query(&coord, row) - coord.q0, &coord, row_h);
+#else
             const ulong at = (ulong)(merge.z + part) * BLOCK_M + row;
+#endif
             const float2 ml = vload2(at, (__global const float *)(workspace + args.partials_ml));
             const float4 values = vload4(0, (__global const float *)(workspace + args.partials) + at * HEAD_DIM_V +
                                                 column);

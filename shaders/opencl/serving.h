@@ -37,6 +37,10 @@
 typedef struct sequence {
     uint b, kv_h, batch, row0, token0, q_len, kv_len, kv_first, entries;
     int position;
+#if SHARES
+    __local const uint4 *members; /* layout_members.h */
+    __local const uint2 *queries;
+#endif
     __global const uchar *table; /* of its first entry */
     long entry_stride;
     ATTUNE_CACHE_SPACE const attune_opencl_cache *of;

@@ -76,12 +76,34 @@ ATTUNE_FUNCTION int attune_mask(const sequence *s, uint h, uint query, uint kv A
 #endif
 }
 
-/* Of the mask over a tile's rows and some keys, the last one included. */
-ATTUNE_FUNCTION attune_range attune_mask_bounds(const sequence *s, const tile_coord *coord, uint kv0,
-                                                uint last ATTUNE_MODS_PARAMETERS)
+/* The sequence of a row of the tile; *query receives the row's number there. */
+ATTUNE_FUNCTION sequence sequence_of_row(const sequence *s, const tile_coord *coord, uint row, uint *query)
+{
+    sequence of = *s;
+#if SHARES
+    const uint2 at = s->queries[min(row % max(coord->queries, 1u), BLOCK_M - 1u)];
+    const uint4 member = s->members[at.x];
+    const int packed = (s->of->has & ATTUNE_OPENCL_HAS_Q_START) != 0u;
+    of.b = s->b + at.x;
+    of.batch = packed ? 0u : of.b;
+    of.q_len = member.x;
+    of.kv_len = member.y;
+    of.token0 = member.z;
+    of.row0 = packed ? member.z : 0u;
+    of.position = (int)member.y - (int)member.x;
+    *query = at.y;
+#else
+    *query = row_query(coord, row);
+#endif
+    return of;
+}
+
+/* Of the mask over `queries` rows of a sequence and some keys, the last one included. */
+ATTUNE_FUNCTION attune_range attune_member_bounds(const sequence *s, const tile_coord *coord, uint query0, uint queries,
+                                                  uint kv0, uint last ATTUNE_MODS_PARAMETERS)
 {
 #ifdef ATTUNE_HAS_MASK
-    const int q = s->position + (int)coord->q0, row = (int)(s->token0 + coord->q0), more = (int)coord->queries - 1;
+    const int q = s->position + (int)query0, row = (int)(s->token0 + query0), more = (int)queries - 1;
     const attune_range h = attune_range_of((int)coord->h0, (int)(coord->h0 + coord->heads) - 1);
     return attune_mask_bounds_of((int)s->b, h, attune_range_of(q, q + more), attune_range_of((int)kv0, (int)last),
                                  (int)s->kv_h, (int)s->q_len, (int)s->kv_len, attune_range_of(row, row + more),
@@ -89,6 +111,26 @@ ATTUNE_FUNCTION attune_range attune_mask_bounds(const sequence *s, const tile_co
                                  &serving_of(s)->mask ATTUNE_MASK_CAPTURES(ATTUNE_MASK_ARGUMENT));
 #else
     return ATTUNE_POINT(1);
+#endif
+}
+
+/* Of the mask over a tile's rows. */
+ATTUNE_FUNCTION attune_range attune_mask_bounds(const sequence *s, const tile_coord *coord, uint kv0,
+                                                uint last ATTUNE_MODS_PARAMETERS)
+{
+#if SHARES
+    attune_range all = attune_range_of(1, 0);
+    for (uint i = 0u; i < coord->queries && (all.low != 0 || all.high == 0);) {
+        uint query0;
+        const sequence of = sequence_of_row(s, coord, i, &query0);
+        const uint queries = clamp(of.q_len - query0, 1u, coord->queries - i);
+        const attune_range any = attune_member_bounds(&of, coord, query0, queries, kv0, last ATTUNE_MODS);
+        all = attune_range_of(min(all.low, any.low), max(all.high, any.high));
+        i += queries;
+    }
+    return all;
+#else
+    return attune_member_bounds(s, coord, coord->q0, coord->queries, kv0, last ATTUNE_MODS);
 #endif
 }
 

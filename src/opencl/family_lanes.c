@@ -57,10 +57,11 @@ static attune_status define_serving(const attune__opencl_device *device, const a
         desc, tile,
         attune__lanes_serving_layout_make(tile->block_m, tile->block_n,
                                           attune__opencl_serving_width(&device->base.info.limits), tile->threads,
-                                          s->head_dim, s->head_dim_v, &layout)));
+                                          s->head_dim, s->head_dim_v, s->shared_sequences > 1, &layout)));
     add_constants(&layout, text);
     /* A sequence has the same bits alone and among others if it is summed in the same parts. */
     attune__opencl_add_define(text, "FOLDS", s->kv_len > s->split_keys ? s->split_keys : 0);
+    attune__opencl_add_define(text, "SHARES", s->shared_sequences > 1);
     return ATTUNE_OK;
 }
 

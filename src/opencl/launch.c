@@ -83,7 +83,7 @@ static void divide_parts(run *r, uint64_t base)
     const uint64_t items = r->tiles + parts->slots;
     r->tile_flops *= (double)r->tiles / (double)items;
     r->tiles = items < parts->items ? items : parts->items;
-    r->combine = parts->slots / 2;
+    r->combine = parts->merges;
 }
 
 static attune_status prepare(run *r, bool decode)

@@ -7,7 +7,7 @@
 #include "base/error.h"
 #include "opencl/program.h"
 
-#define POINTERS 7 /* the kernel's parameters after the struct */
+#define POINTERS 8 /* the kernel's parameters after the struct */
 
 _Static_assert(ATTUNE__SHADERS_PART_KEYS == ATTUNE_OPENCL_PART_KEYS, "the planner's and the kernel's");
 _Static_assert(sizeof(attune_opencl_schedule) + POINTERS * sizeof(uint64_t) <= 1024,
@@ -17,8 +17,8 @@ static void set_arguments(attune__opencl_setter *setter, const attune_opencl_sch
                           const attune_buffer *schedule)
 {
     const attune_buffer *const memory[POINTERS] = {
-        s->q_start.buffer, s->kv_len.buffer,      s->kv_first.buffer, s->count.buffer,
-        s->pages.buffer,   s->pages_start.buffer, schedule,
+        s->q_start.buffer, s->kv_len.buffer, s->kv_first.buffer,    s->count.buffer,
+        s->shared.buffer,  s->pages.buffer,  s->pages_start.buffer, schedule,
     };
     attune__opencl_set(setter, sizeof *a, a);
     for (uint32_t i = 0; i < POINTERS; i++)
@@ -72,6 +72,8 @@ attune_opencl_parts attune__opencl_parts_describe(const attune__opencl_program *
         .slots = program->parts.slots,
         .wanted = program->parts.wanted,
         .split_keys = program->shape.split_keys,
+        .merges = program->parts.merges,
+        .shares = program->parts.shares,
     };
 }
 

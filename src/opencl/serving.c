@@ -34,6 +34,7 @@ void attune__opencl_serving_describe(const attune__forward *call, attune_opencl_
     cache->kv_len = array_of(&s->kv_len, 0, &has);
     cache->kv_first = array_of(&s->kv_first, ATTUNE_OPENCL_HAS_KV_FIRST, &has);
     cache->count = array_of(&s->count, ATTUNE_OPENCL_HAS_COUNT, &has);
+    cache->shared = array_of(&s->shared, ATTUNE_OPENCL_HAS_SHARED, &has);
     cache->pages = array_of(&s->pages, ATTUNE_OPENCL_HAS_PAGES, &has);
     cache->pages_start = array_of(&s->pages_start, ATTUNE_OPENCL_HAS_PAGES_START, &has);
     cache->tree = array_of(&s->tree, ATTUNE_OPENCL_HAS_TREE, &has);

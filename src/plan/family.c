@@ -107,6 +107,8 @@ static const char *reject_feature(const attune__family *family, const attune__se
         return "it reads caches alone (problem.tokens)";
     if (s->split_keys && !family->fixed_splits)
         return "it has no fixed splits of the keys (problem.split_keys)";
+    if (s->shared_sequences > 1 && !family->shares)
+        return "its tiles have the rows of one sequence (problem.shared_sequences)";
     if (family->heads_above_256 || (s->tokens && family->serve_above_256) ||
         (s->head_dim <= 256 && s->head_dim_v <= 256))
         return NULL;
@@ -200,7 +202,9 @@ void attune__clamp_decode(const attune__search *search, attune__tile *tile, uint
 {
     if (search->forced & ATTUNE__BIT(ATTUNE__BLOCK_M))
         return;
-    int64_t rows = search->shape->q_len * attune__shape_packed_heads(search->shape);
+    const attune__shape *s = search->shape;
+    const uint32_t sequences = s->shared_sequences > 1 ? s->shared_sequences : 1;
+    const double rows = (double)s->q_len * attune__shape_packed_heads(s) * sequences;
     uint32_t *m = &tile->value[ATTUNE__BLOCK_M];
     while (*m > least && *m / 2 >= rows)
         *m /= 2;

@@ -81,6 +81,7 @@ typedef struct attune__family {
     bool serving;      /* it reads caches, and batches of sequences */
     bool serving_only; /* it reads nothing else */
     bool fixed_splits; /* it splits keys where problem.split_keys says */
+    bool shares;       /* a tile may have rows of several sequences, for the keys that they share */
     bool heads_above_256; /* head dimensions above 256 */
     bool serve_above_256; /* as heads_above_256, over a cache */
     uint32_t dtypes;      /* bits 1 << attune_dtype: of k and v */

@@ -212,9 +212,10 @@ static void serving_clamp(const attune__search *search, attune__tile *tile)
 
 static const char *serving_layout(const attune__search *search, const attune__tile *tile, attune__lanes_layout *l)
 {
-    return attune__lanes_serving_layout_make(
-        tile->value[ATTUNE__BLOCK_M], tile->value[ATTUNE__BLOCK_N], attune__opencl_serving_width(search->limits),
-        serving_threads(search->limits), search->shape->head_dim, search->shape->head_dim_v, l);
+    return attune__lanes_serving_layout_make(tile->value[ATTUNE__BLOCK_M], tile->value[ATTUNE__BLOCK_N],
+                                             attune__opencl_serving_width(search->limits),
+                                             serving_threads(search->limits), search->shape->head_dim,
+                                             search->shape->head_dim_v, search->shape->shared_sequences > 1, l);
 }
 
 /* Mesa's llvmpipe, below rusticl, silently ends all loops of a kernel after 65,535 iterations in total. Those that are
@@ -225,8 +226,10 @@ static bool serving_loops_fit(const attune__search *search, const attune__tile *
     const int64_t vectors = l->VECTORS, part = 8 * (int64_t)serving_threads(search->limits);
     const int64_t staged = (d + part - 1) / part + (dv + part - 1) / part;
     const int64_t of_key = d / l->DEPTH + dv / 8 + vectors * dv + staged + 5 * vectors + 5;
-    const int64_t of_tile = n * of_key + (1 + vectors) * dv + vectors + 6;
-    const int64_t of_rows = vectors * (2 * d + dv + dv / 4 + 6);
+    /* The rows of several sequences are found once, and their mask is bounded for each sequence. */
+    const int64_t rows = search->shape->shared_sequences > 1 ? tile->value[ATTUNE__BLOCK_M] : 0;
+    const int64_t of_tile = n * of_key + (1 + vectors) * dv + vectors + 6 + rows;
+    const int64_t of_rows = vectors * (2 * d + dv + dv / 4 + 6) + 3 * rows;
     return !search->limits->host || l->WIDTH > 1 || (search->shape->kv_len + n - 1) / n * of_tile + of_rows <= 65535;
 }
 
@@ -261,6 +264,7 @@ const attune__family attune__opencl_serving = {
     .serving = true,
     .serving_only = true,
     .fixed_splits = true,
+    .shares = true,
     .heads_above_256 = true,
     .dtypes = ATTUNE__CACHE_DTYPES,
     .mixes = 1u << ATTUNE__PASS_FORWARD,

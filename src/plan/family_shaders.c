@@ -6,6 +6,8 @@
  */
 #include "plan/family_shaders.h"
 
+#include <math.h>
+
 #include "base/round.h"
 #include "plan/layout.h"
 #include "plan/partition.h"
@@ -174,14 +176,15 @@ attune__cost attune__shaders_subgroup_cost(const attune__search *search, const a
 /* Items for each compute unit, bytes of partial results, and tiles of calls that are not bounded by their rows. */
 #define ITEMS_PER_UNIT 4
 #define MOST_PARTIALS  (UINT64_C(16) << 20)
-#define FEW_TILES      16384
-#define MOST_ITEMS     (INT64_C(1) << 27)
+/* More of them where sequences share keys: for the parts that each has besides. */
+#define MOST_SHARED (UINT64_C(64) << 20)
+#define MOST_OWN    8
+#define FEW_TILES   16384
+#define MOST_ITEMS  (INT64_C(1) << 27)
 
-/* The most tiles of a batch: sequences have a tile that is not full, or each has all of its rows. Only starts that are
- * out of order name more rows than there are. */
-static int64_t most_serving_tiles(const attune__shape *s, uint32_t block_m)
+static attune__partition serving_partition(const attune__shape *s, uint32_t block_m)
 {
-    const attune__partition c = attune__partition_make(&(attune__partition_desc){
+    return attune__partition_make(&(attune__partition_desc){
         .batch = s->batch,
         .heads = s->heads,
         .kv_heads = s->kv_heads,
@@ -190,6 +193,13 @@ static int64_t most_serving_tiles(const attune__shape *s, uint32_t block_m)
         .decode = true,
         .one_list = true,
     });
+}
+
+/* The most tiles of a batch: sequences have a tile that is not full, or each has all of its rows. Only starts that are
+ * out of order name more rows than there are. */
+static int64_t most_serving_tiles(const attune__shape *s, uint32_t block_m)
+{
+    const attune__partition c = serving_partition(s, block_m);
     const int64_t planes = s->kv_heads * c.head_chunks, all = c.q_chunks * s->batch;
     if (all > UINT32_MAX / planes)
         return INT64_MAX; /* their numbers have 32 bits */
@@ -203,7 +213,7 @@ attune__shaders_parts attune__shaders_parts_make(const attune__shape *shape, con
                                                  uint32_t block_m)
 {
     attune__shaders_parts p = {0};
-    const int64_t least = shape->split_keys ? shape->split_keys : 2 * ATTUNE__SHADERS_PART_KEYS;
+    const uint32_t least = shape->split_keys ? shape->split_keys : 2 * ATTUNE__SHADERS_PART_KEYS;
     if (!shape->tokens || shape->kv_len <= least)
         return p;
     const uint64_t part = block_m * (uint64_t)shape->head_dim_v * sizeof(float), fit = MOST_PARTIALS / 2 / part;
@@ -213,10 +223,21 @@ attune__shaders_parts attune__shaders_parts_make(const attune__shape *shape, con
     if (tiles > MOST_ITEMS)
         return (attune__shaders_parts){0};
     p.slots = 2 * p.wanted;
+    p.shares = shape->shared_sequences > 1;
+    if (p.shares) {
+        const double parts = (double)(shape->kv_len / least) + 1,
+                     planes = (double)(shape->kv_heads * serving_partition(shape, block_m).head_chunks),
+                     own = (double)shape->batch * planes * fmin(parts, MOST_OWN), room = (double)(MOST_SHARED / part);
+        p.slots += (uint32_t)(own < room ? own : room);
+    }
     p.items = (uint32_t)tiles + p.slots;
     p.partials = attune__round_up64(p.slots * part, 256);
     p.partials_ml = attune__round_up64((uint64_t)p.slots * block_m * 2 * sizeof(float), 256);
-    p.schedule = attune__round_up64(16 * (1 + (uint64_t)p.items + p.slots / 2), 256);
+    /* A tile in parts has two partial results, or one and those of another sequence; where to find them, and what is
+     * known of each sequence, is then in the schedule too. */
+    p.merges = p.shares ? p.slots : p.slots / 2;
+    const uint64_t shared = p.shares ? p.merges + 2 * (uint64_t)shape->batch : 0;
+    p.schedule = attune__round_up64(16 * (1 + (uint64_t)p.items + p.merges + shared), 256);
     return p;
 }
 

@@ -15,6 +15,8 @@ typedef struct attune__shaders_parts {
     uint32_t wanted; /* items of a call, at least, if it has the keys */
     uint32_t slots;  /* partial results at most; 0 = a tile has all of its keys, and there is no schedule */
     uint32_t items;  /* tiles and parts at most */
+    uint32_t merges; /* tiles in parts at most */
+    bool shares;     /* an item may have rows of several sequences */
     uint64_t partials, partials_ml, schedule; /* bytes */
 } attune__shaders_parts;
 /* Shorter parts would be mostly the reading of Q and the merge: as in shaders/serving.h. */

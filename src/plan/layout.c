@@ -73,6 +73,16 @@ static uint64_t lanes_bytes(const attune__lanes_layout *l)
     return bytes;
 }
 
+uint64_t attune__members_layout_bytes(uint32_t block_m)
+{
+    const struct {
+        uint32_t BLOCK_M;
+    } values = {block_m}, *l = &values;
+    uint64_t bytes = 0;
+#include "shaders/layout_members.h"
+    return bytes;
+}
+
 uint64_t attune__serving_layout_bytes(uint32_t block_n)
 {
     const struct {
@@ -413,7 +423,7 @@ const char *attune__lanes_layout_make(uint32_t outer_rows, uint32_t inner_rows, 
 }
 
 const char *attune__lanes_serving_layout_make(uint32_t outer_rows, uint32_t inner_rows, uint32_t width,
-                                              uint32_t threads, uint32_t head_dim, uint32_t head_dim_v,
+                                              uint32_t threads, uint32_t head_dim, uint32_t head_dim_v, bool shares,
                                               attune__lanes_layout *layout)
 {
     attune__lanes_layout l = {.WIDTH = width,
@@ -427,7 +437,8 @@ const char *attune__lanes_serving_layout_make(uint32_t outer_rows, uint32_t inne
         return "it must be a multiple of 4";
     /* It divides the tile's keys and the columns. */
     l.DEPTH = least(least(8, (width == 16 ? 16 : 8) / l.VECTORS), inner_rows);
-    l.bytes = lanes_bytes(&l) + attune__serving_layout_bytes(inner_rows);
+    l.bytes = lanes_bytes(&l) + attune__serving_layout_bytes(inner_rows) +
+              (shares ? attune__members_layout_bytes(outer_rows) : 0);
     *layout = l;
     return NULL;
 }

@@ -70,6 +70,8 @@ const char *attune__decode_layout_make(uint32_t block_m, uint32_t block_n, uint3
 
 /* Bytes of shared memory that a kernel over a cache has besides. */
 uint64_t attune__serving_layout_bytes(uint32_t block_n);
+/* And where a tile may have rows of several sequences. */
+uint64_t attune__members_layout_bytes(uint32_t block_m);
 
 /* One of the two kernels of shaders/backward.comp. The rows of its outer and inner tiles are BLOCK_N1 and BLOCK_M1 with
  * `keys`, BLOCK_M2 and BLOCK_N2 without. */
@@ -83,9 +85,9 @@ const char *attune__lanes_layout_make(uint32_t outer_rows, uint32_t inner_rows, 
                                       uint32_t head_dim, uint32_t head_dim_v, uint32_t element_bytes,
                                       attune__lanes_layout *layout);
 /* shaders/opencl/serving.cl, which has the arrays of attune__serving_layout_bytes too: `width` rows in a vector of each
- * item, 1 where there are several items. */
+ * item, 1 where there are several items. `shares`: and those of attune__members_layout_bytes. */
 const char *attune__lanes_serving_layout_make(uint32_t outer_rows, uint32_t inner_rows, uint32_t width,
-                                              uint32_t threads, uint32_t head_dim, uint32_t head_dim_v,
+                                              uint32_t threads, uint32_t head_dim, uint32_t head_dim_v, bool shares,
                                               attune__lanes_layout *layout);
 
 typedef struct attune__matrix_shape {

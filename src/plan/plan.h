@@ -35,7 +35,8 @@ typedef struct attune__shape {
     int64_t tokens;    /* serving: the most rows of a call; 0 = none. block_mask is then mask_expr */
     int64_t page;      /* 0 = each sequence is one page */
     bool tree;
-    uint32_t split_keys; /* 0 = the family's */
+    uint32_t split_keys;       /* 0 = the family's */
+    uint32_t shared_sequences; /* that share keys; up to 1 = none */
     /*
      * The analysis of the expressions, filled in by src/api, as is expr_scratch. With mask.reads_head, lists differ by
      * head, so that the heads of a group cannot share a tile. Lists may also differ without it, which only the call can

@@ -115,11 +115,12 @@ static attune_status check_counts(const attune__shape *s)
 static attune_status check_serving(const attune_problem *p, const attune__shape *s)
 {
     if (!p->tokens) {
-        if (p->page || p->tree || p->split_keys)
+        if (p->page || p->tree || p->split_keys || p->shared_sequences)
             return attune__fail(ATTUNE_INVALID_ARGUMENT, "problem.%s is set, but problem.tokens is 0: it is of serving",
-                                p->page   ? "page"
-                                : p->tree ? "tree"
-                                          : "split_keys");
+                                p->page         ? "page"
+                                : p->tree       ? "tree"
+                                : p->split_keys ? "split_keys"
+                                                : "shared_sequences");
         return ATTUNE_OK;
     }
     ATTUNE__TRY(check_count("tokens", p->tokens));
@@ -132,6 +133,10 @@ static attune_status check_serving(const attune_problem *p, const attune__shape 
     if (p->split_keys % 256)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "problem.split_keys is %u, expected a multiple of 256 keys, or 0",
                             p->split_keys);
+    if (p->shared_sequences > s->batch)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "problem.shared_sequences is %u, expected at most the batch, %lld sequences",
+                            p->shared_sequences, (long long)s->batch);
     if (p->direction == ATTUNE_BACKWARD)
         return attune__fail(ATTUNE_UNSUPPORTED,
                             "problem.tokens is %lld and direction ATTUNE_BACKWARD: serving is "
@@ -178,6 +183,7 @@ attune_status attune__shape_from_problem(const attune_problem *problem, attune__
         .page = p.page,
         .tree = p.tree,
         .split_keys = p.split_keys,
+        .shared_sequences = p.shared_sequences,
         .mask_q_block = p.mask_q_block ? p.mask_q_block : 128,
         .mask_kv_block = p.mask_kv_block ? p.mask_kv_block : 128,
     };

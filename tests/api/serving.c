@@ -184,6 +184,9 @@ Test(serving, problems)
     BAD(problem.tokens = problem.page = 0, ATTUNE_INVALID_ARGUMENT, "problem.tree is set, but problem.tokens is 0");
     BAD((problem.tokens = problem.page = 0, problem.tree = false, problem.split_keys = 256), ATTUNE_INVALID_ARGUMENT,
         "problem.split_keys is set, but problem.tokens is 0");
+    BAD((problem.tokens = problem.page = 0, problem.tree = false, problem.shared_sequences = 2),
+        ATTUNE_INVALID_ARGUMENT, "problem.shared_sequences is set, but problem.tokens is 0");
+    BAD(problem.shared_sequences = (uint32_t)problem.batch + 1, ATTUNE_INVALID_ARGUMENT, "expected at most the batch");
     BAD(problem.split_keys = 100, ATTUNE_INVALID_ARGUMENT, "problem.split_keys is 100, expected a multiple of 256");
     BAD(problem.segments = 2, ATTUNE_INVALID_ARGUMENT, "problem.segments 2");
     BAD(problem.block_mask = true, ATTUNE_INVALID_ARGUMENT, "problem.block_mask is set without problem.mask");
@@ -663,6 +666,7 @@ Test(serving, extreme_problems)
             *fields[random_expr_between(&state, 0, 6)] =
                 random_expr_between(&state, 0, 3) ? counts[random_expr_between(&state, 0, 6)] : extreme(&state);
         problem.split_keys = parts[random_expr_between(&state, 0, 6)];
+        problem.shared_sequences = (uint32_t)random_expr_between(&state, 0, 40);
         const uint32_t profile = (uint32_t)random_expr_between(&state, 0, attune_profile_count());
         attune_device_info own = {.struct_size = sizeof own};
         attune_profile known = {.struct_size = sizeof known};

@@ -24,6 +24,7 @@ enum {
     INFINITE = 8192,  /* of e5m2: an element of the first V and of the last K of each head */
     NAN_BITS = 16384, /* an element of each sequence's first q is NaN by its lowest bit alone */
     NAN_V = 32768,    /* an element of the first V of each head is NaN */
+    GATHER = 65536,   /* the plan has room for the rows of all sequences in a tile */
 };
 
 typedef struct serving_case {

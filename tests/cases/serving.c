@@ -31,6 +31,12 @@ static const int64_t longer[][2] = {{1, 1500}, {5, 700}, {70, 900}, {1, 300}, {1
 /* As few as have several splits. */
 static const int64_t few[][2] = {{1, 600}, {2, 520}, {1, 9}, {-1}};
 
+/* A prefix of some parts, of single queries and a few, of a sequence without rows and one that has too many for a tile.
+ */
+static const int64_t prompted[][2] = {{1, 1300}, {1, 1250},  {2, 1290}, {0, 1200}, {1, 1100}, {3, 1031}, {1, 900},
+                                      {1, 1024}, {40, 1300}, {1, 1026}, {1, 1400}, {1, 5},    {-1}};
+static const int64_t prompted_even[][2] = {{2, 1100}, {2, 1300}, {2, 1050}, {2, 700}, {2, 3}, {-1}};
+
 #define CAUSAL   "q >= kv"
 #define NO_SCORE "h % 2 == 0 ? -1.0 / 0.0 : score" /* all of every other head are -inf */
 
@@ -100,7 +106,30 @@ static const serving_case cases[] = {
     {"split_i8", 4, 2, 64, 64, 16, CAUSAL, NULL, SPLIT | LIST, longer, NULL, ATTUNE_I8, 0, 3},
     {"split_e4m3_f16", 8, 2, 40, 24, 5, CAUSAL, NULL, SPLIT | FIRST, longer, NULL, ATTUNE_F8E4M3, ATTUNE_F16, 2},
     {"split_few", 2, 1, 16, 16, 8, CAUSAL, NULL, SPLIT | SINKS | LIST, few, NULL, 0, 0, 0},
+    {"gather", 4, 2, 64, 64, 1024, CAUSAL, NULL, GATHER | SHARED | PREFIX, prompted, NULL, 0, 0, 0},
+    {"gather_split", 8, 2, 64, 40, 1024, "q >= kv && (q - kv < 700 || kv < 9)", "score + slope[h] * (kv - q)",
+     GATHER | SHARED | PREFIX | SPLIT | SINKS | LIST, prompted, NULL, 0, 0, 0},
+    {"gather_rows", 4, 4, 32, 32, 1024, "(kv + depth[row]) % (b + 2) != 1", "score + depth[row] * slope[h] + 0.01 * b",
+     GATHER | SHARED | PREFIX | SPLIT | COUNT, prompted, NULL, 0, 0, 0},
+    {"gather_tree", 4, 2, 64, 64, 1024, NULL, NULL, GATHER | SHARED | PREFIX | SPLIT | TREE | UNIFORM, prompted_even,
+     NULL, 0, 0, 0},
+    {"gather_uniform", 6, 2, 64, 64, 1024, "q >= kv && row % 4 != kv % 4", NULL, GATHER | SHARED | PREFIX | UNIFORM,
+     prompted_even, NULL, 0, 0, 0},
+    {"gather_q8_0", 4, 1, 64, 64, 1024, CAUSAL, NULL, GATHER | SHARED | PREFIX | SPLIT | LIST, prompted, NULL,
+     ATTUNE_Q8_0, 0, 0},
+    {"gather_e4m3", 8, 2, 128, 128, 1024, CAUSAL, "20 * tanh(score / 20)", GATHER | SHARED | PREFIX, prompted, NULL,
+     ATTUNE_F8E4M3, 0, 2},
+    {"gather_first", 4, 2, 64, 64, 1024, CAUSAL, NULL, GATHER | SHARED | PREFIX | SPLIT | FIRST | NAN_V, prompted, NULL,
+     0, 0, 0},
 };
+
+/* Whether kernels may have rows of several sequences in a tile. */
+static bool gathers(const attune_device *device)
+{
+    attune_device_info info = {.struct_size = sizeof info};
+    OK(attune_device_info_get(device, &info));
+    return info.backend == ATTUNE_BACKEND_CPU || info.backend == ATTUNE_BACKEND_OPENCL;
+}
 
 static attune_expr *parse(attune_instance *instance, attune_expr_kind kind, const char *text)
 {
@@ -285,7 +314,9 @@ static void compute(attune_instance *instance, attune_device *device, const serv
                                     .tokens = s->tokens,
                                     .page = c->page,
                                     .tree = c->flags & TREE,
-                                    .split_keys = c->flags & SPLIT ? 256 : 0};
+                                    .split_keys = c->flags & SPLIT ? 256 : 0,
+                                    .shared_sequences =
+                                        c->flags & GATHER && gathers(device) ? (uint32_t)s->sequences : 0};
     attune_kernel_options options = {.struct_size = sizeof options};
     if (c->options)
         OK(attune_kernel_options_parse(c->options, &options));
@@ -439,7 +470,7 @@ static void run_case(attune_instance *instance, attune_device *device, const ser
                      "%s %s: other bits from pages of another size", c->name, attune_dtype_string(dtype));
         s.c = c;
     }
-    if (c->flags & PREFIX) {
+    if (c->flags & PREFIX && (c->flags & SPLIT || !(c->flags & GATHER))) {
         serving_case other = *c;
         other.flags &= ~(unsigned)PREFIX;
         s.c = &other;
@@ -474,6 +505,7 @@ static void run_some(const char *backend, const char *kernel, uint64_t most)
     static const attune_dtype dtypes[] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16};
     const size_t count = sizeof cases / sizeof cases[0];
     /* A driver that compiles on the CPU takes seconds for a case: a sampled run has a share of them, of all types. */
+    size_t ran = 0;
     const size_t share = test_sampled() ? (size_t)scaled(most) : count, step = share < count ? count / share : 1;
     attune_instance *instance;
     attune_device *device;
@@ -483,10 +515,13 @@ static void run_some(const char *backend, const char *kernel, uint64_t most)
         serving_case c = cases[i];
         if (!c.options)
             c.options = kernel;
-        if (!test_part(i))
+        if (!test_part(i) || !test_case(c.name))
             continue;
         run_case(instance, device, &c, dtypes[i % 3], i);
+        ran++;
     }
+    if (step == 1)
+        test_case_found(ran);
     attune_device_destroy(device);
     attune_instance_destroy(instance);
 }

@@ -63,7 +63,8 @@ static void many_lengths(many *m, random_state *r)
     cr_assert(m->q_start[MANY] <= MANY_TOKENS);
 }
 
-static void many_create(many *m, const char *backend, uint32_t threads, int sequences)
+/* `shared`: the sequences whose rows may be in one tile. */
+static void many_create(many *m, const char *backend, uint32_t threads, int sequences, uint32_t shared)
 {
     memset(m, 0, sizeof *m);
     random_state r = {test_seed()};
@@ -88,7 +89,8 @@ static void many_create(many *m, const char *backend, uint32_t threads, int sequ
                                     .mask = mask,
                                     .tokens = MANY_TOKENS,
                                     .page = 16,
-                                    .split_keys = 256};
+                                    .split_keys = 256,
+                                    .shared_sequences = shared};
     OK(attune_plan_create(m->device, &problem, NULL, &m->plan));
     attune_expr_destroy(mask);
     const size_t half = sizeof m->pool / sizeof m->pool[0] / 2;
@@ -160,13 +162,26 @@ static void join_parts(many *m)
     cr_expect_gt(several, 1, "sequences in parts");
 }
 
+/* The items of the schedule with the rows of several sequences. */
+static int gathered(const many *m)
+{
+    const uint64_t bytes = attune_plan_schedule_size(m->plan);
+    uint32_t *words = malloc(bytes), count = 0;
+    cr_assert(words);
+    OK(attune_buffer_read(m->schedule, 0, words, bytes));
+    for (uint32_t i = 0; i < words[0]; i++)
+        count += words[4 * (1 + i) + 3] > 1;
+    free(words);
+    return (int)count;
+}
+
 /* A sequence has the same bits alone and in a batch, with a schedule of the step or the call's own, and whether shared
  * keys are named; those of the first run. */
-static void run_bits(const char *backend, uint32_t threads, bool first_run, int sequences)
+static void run_bits(const char *backend, uint32_t threads, bool first_run, int sequences, uint32_t together)
 {
     static many m;
     static float expected[sizeof m.o / sizeof m.o[0]];
-    many_create(&m, backend, threads, sequences);
+    many_create(&m, backend, threads, sequences, together);
     many_run(&m);
     if (first_run)
         memcpy(expected, m.o, sizeof expected);
@@ -193,6 +208,8 @@ static void run_bits(const char *backend, uint32_t threads, bool first_run, int 
         many_run(&m);
         cr_expect_eq(memcmp(m.o, expected, sizeof expected), 0, "%u threads, a schedule", threads);
     }
+    if (together > 1 && strcmp(backend, "cpu") != 0)
+        cr_expect_gt(gathered(&m), 3, "%d items have the rows of several sequences", gathered(&m));
     if (!strcmp(backend, "cuda")) {
         join_parts(&m);
         many_run(&m);
@@ -218,21 +235,22 @@ static void run_bits(const char *backend, uint32_t threads, bool first_run, int 
 Test(serving_bits, batch_threads_schedule_and_prefix)
 {
     for (uint32_t threads = 1; threads < 6; threads += 2)
-        run_bits("cpu", threads, threads == 1, MANY);
+        run_bits("cpu", threads, threads == 1, MANY, 0);
 }
 
 Test(serving_bits, opencl)
 {
-    run_bits("opencl", 1, true, MANY);
+    run_bits("opencl", 1, true, MANY, 0);
+    run_bits("opencl", 1, false, MANY, 8);
 }
 
 Test(serving_bits, cuda)
 {
-    run_bits("cuda", 1, true, MANY);
+    run_bits("cuda", 1, true, MANY, 0);
 }
 
 Test(serving_bits, model)
 {
     model_or_skip();
-    run_bits("cuda", 1, true, 5);
+    run_bits("cuda", 1, true, 5, 0);
 }

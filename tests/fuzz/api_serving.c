@@ -47,7 +47,8 @@ void api_make_serving(api_world *w, api_tape *t)
                         .tokens = api_length(t),
                         .page = pages[api_below(t, 6)],
                         .tree = api_below(t, 4) == 0,
-                        .split_keys = api_below(t, 4) ? 0 : 256 * api_below(t, 3) + (api_below(t, 8) == 0)};
+                        .split_keys = api_below(t, 4) ? 0 : 256 * api_below(t, 3) + (api_below(t, 8) == 0),
+                        .shared_sequences = api_below(t, 4) ? 0 : api_below(t, 4)};
     p.head_dim_v = api_below(t, 4) ? p.head_dim : dims[api_below(t, 7)];
     if (p.dtype != ATTUNE_F64 || api_below(t, 16) == 0) {
         p.kv_dtype = cache_dtype(t);

@@ -78,6 +78,28 @@ Test(choose, splits_over_a_cache)
                      "SPLIT_KV is given, but kernel opencl_serving (forward) does not read it: leave it out");
 }
 
+/* A tile has room for the rows of as many sequences as share keys, and the workspace for what each has besides. */
+Test(choose, shared_keys_over_a_cache)
+{
+    attune_problem p = problem_of(ATTUNE_F16, 128, 1, 8192);
+    p.heads = 8, p.kv_heads = 2;
+    p.tokens = p.batch = 32, p.page = 16;
+    const attune_plan_choice alone = plan("opencl-nvidia", &p, NULL);
+    p.shared_sequences = 4;
+    const attune_plan_choice few = plan("opencl-nvidia", &p, NULL);
+    p.shared_sequences = 32;
+    const attune_plan_choice many = plan("opencl-nvidia", &p, NULL);
+    cr_expect(alone.block_m == 4 && few.block_m == 16 && many.block_m == 32, "%u, %u and %u rows", alone.block_m,
+              few.block_m, many.block_m);
+    cr_expect_gt(many.workspace, alone.workspace);
+    cr_expect_eq(plan("opencl-nvidia", &p, "{\"BLOCK_M\": 8}").block_m, 8);
+    p.shared_sequences = 1;
+    cr_expect_eq(plan("opencl-nvidia", &p, NULL).workspace, alone.workspace);
+    p.shared_sequences = 4;
+    EXPECT_ERROR("h200", &p, "{}", ATTUNE_UNSUPPORTED,
+                 "its tiles have the rows of one sequence (problem.shared_sequences)");
+}
+
 /* Of any tile that is forced, a plan or a refusal comes: a kernel's tables divide by what follows from it. */
 Test(choose, forced_tiles_over_a_cache_are_planned_or_refused)
 {
@@ -91,6 +113,7 @@ Test(choose, forced_tiles_over_a_cache_are_planned_or_refused)
                 attune_problem p = problem_of(ATTUNE_F16, dims[d], 1 + (int64_t)n % 30, 4096);
                 p.head_dim_v = dims[d] < 512 ? dims[d] : 512;
                 p.tokens = p.batch = 40, p.page = 16;
+                p.shared_sequences = n % 3 ? 0 : (uint32_t)n % 41;
                 attune_kernel_options o = {.struct_size = sizeof o};
                 o.any.block_n = sizes[n % (sizeof sizes / sizeof sizes[0])];
                 o.any.num_warps = warps[n / (sizeof sizes / sizeof sizes[0])];

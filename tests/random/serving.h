@@ -67,7 +67,7 @@ typedef struct serving {
     scale_kind k_scale, v_scale;
     bool has_mask, has_score;
     struct tree mask, score;
-    uint32_t split_keys;
+    uint32_t split_keys, together; /* together: problem.shared_sequences */
     bool has_options;
     attune_pass_options options;
     bool alone;  /* each sequence alone has the same bits */

@@ -115,6 +115,10 @@ static void draw_step(rng *r, const serving *s, int64_t pairs, step *c)
     }
     c->has_first = rng_chance(r, 25);
     c->has_shared = c->sequences > 1 && rng_chance(r, 20);
+    /* Parts that sequences share have at least 256 keys. */
+    for (int b = 0; c->has_shared && s->together && b < c->sequences; b++)
+        if (c->rows[b] < 20)
+            c->keys[b] += rng_range(r, 256, 900);
     c->has_count = rng_chance(r, 25);
     c->count = (int)(rng_chance(r, 70) ? c->sequences : rng_range(r, 0, c->sequences));
     for (int b = 0; b < c->sequences; b++) {
@@ -318,6 +322,8 @@ void serving_draw(uint64_t seed, uint64_t index, const draw_profile *profile, se
     if (s->has_score)
         tree_draw_served(&r, true, true, &s->score);
     s->split_keys = rng_chance(&r, 50) ? splits[rng_range(&r, 0, 3)] : 0;
+    const bool gathers = cpu || profile->backend == ATTUNE_BACKEND_OPENCL;
+    s->together = gathers && rng_chance(&r, 40) ? (uint32_t)rng_range(&r, 2, 8) : 0;
     s->has_options = rng_chance(&r, 25);
     if (s->has_options)
         draw_options(&r, profile->backend, &s->options);
@@ -342,14 +348,14 @@ void serving_print(const serving *s, FILE *out)
     (void)fprintf(
         out,
         "  serving %s k %s (%s) v %s (%s) o %s D %u Dv %u%s heads %lld/%lld batch %lld q_len %lld kv_len %lld "
-        "tokens %lld page %lld%s scale %g split_keys %u\n  %s%s%s lse %d row_max %d threads %d alone %d "
+        "tokens %lld page %lld%s scale %g split_keys %u together %u\n  %s%s%s lse %d row_max %d threads %d alone %d "
         "layers %d\n",
         attune_dtype_string(s->dtype), attune_dtype_string(s->k_dtype), scales[s->k_scale],
         attune_dtype_string(s->v_dtype), scales[s->v_scale], attune_dtype_string(s->o_dtype), s->head_dim,
         s->head_dim_v, s->latent ? " of K" : "", (long long)s->heads, (long long)s->kv_heads, (long long)s->batch,
         (long long)s->q_len, (long long)s->kv_len, (long long)s->tokens, (long long)s->page, s->list ? " in lists" : "",
-        s->scale, s->split_keys, s->packed ? "packed" : "not packed", s->tree ? " tree" : "", s->sinks ? " sinks" : "",
-        s->lse, s->row_max, (int)s->threads, s->alone, s->layers);
+        s->scale, s->split_keys, s->together, s->packed ? "packed" : "not packed", s->tree ? " tree" : "",
+        s->sinks ? " sinks" : "", s->lse, s->row_max, (int)s->threads, s->alone, s->layers);
     if (s->has_mask) {
         tree_print(&s->mask, text, sizeof text);
         (void)fprintf(out, "  mask: %s\n", text);

@@ -54,7 +54,8 @@ static bool make_plan(runner *r, const serving *s, attune_expr *const exprs[2], 
                               .tokens = s->tokens,
                               .page = s->page,
                               .tree = s->tree,
-                              .split_keys = s->split_keys};
+                              .split_keys = s->split_keys,
+                              .shared_sequences = s->together < s->batch ? s->together : (uint32_t)s->batch};
     const attune_kernel_options options = {.struct_size = sizeof options, .any = s->options};
     attune_status status = ATTUNE_DOES_NOT_FIT;
     if (s->has_options) {

@@ -55,6 +55,7 @@ static void shrink_kinds(search *s)
     TRY_FIELD(s, try_.threads, LOOPS_OWN);
     TRY_FIELD(s, try_.sinks, false);
     TRY_FIELD(s, try_.split_keys, 0);
+    TRY_FIELD(s, try_.together, 0);
     TRY_FIELD(s, try_.scale, 0);
     TRY_FIELD(s, c_->append.used, false);
     TRY_FIELD(s, c_->append.queries, false);

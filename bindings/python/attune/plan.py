@@ -49,6 +49,7 @@ class Problem:
     tree: bool = False
     v_dtype: str | None = None
     split_keys: int = 0
+    shared_sequences: int = 0
 
     def _struct(self) -> _abi.attune_problem:
         if self.direction not in _DIRECTIONS:
@@ -59,7 +60,7 @@ class Problem:
         if self.score is not None and not isinstance(self.score, Expr):
             raise InvalidArgument(f"a problem's score is {self.score!r}: give attune.Expr('score', {self.score!r})")
         same = ("head_dim", "head_dim_v", "batch", "kv_batch", "heads", "kv_heads", "q_len", "kv_len", "scale", "lse", "row_max",
-                "capture_gradient_elements", "sinks", "tokens", "page", "tree", "split_keys")
+                "capture_gradient_elements", "sinks", "tokens", "page", "tree", "split_keys", "shared_sequences")
         types = {name: dtype_of(getattr(self, name)) for name in ("kv_dtype", "o_dtype", "v_dtype") if getattr(self, name)}
         made = struct(_abi.attune_problem, direction=_DIRECTIONS[self.direction], dtype=dtype_of(self.dtype),
                       score=self.score._handle if self.score else None, **types, **{name: getattr(self, name) for name in same})
@@ -185,7 +186,7 @@ class Batch:
     kv_len: the keys of each sequence, [sequences]. q_start: its first row, and the end, [sequences + 1]; rows are then [tokens, heads,
     dim]; None = [sequences, heads, rows, dim]. kv_first: the first key that is kept. tree: which of its sequence's last keys a row sees,
     bits of [tokens, words]. count: [1], the sequences of this call; None = all. shared: how many of its first keys a sequence has in
-    common with the one before, [sequences]; results are undefined if that is not so."""
+    common with the one before, [sequences]; results are undefined if that is not so. On GPUs it is read in plans with shared_sequences."""
 
     kv_len: Any
     q_start: Any = None
