@@ -45,7 +45,13 @@ static bool layers(void *state, double *seconds)
 
 static bool make(attune_device *device, const row_options *options, serving_setup *b, report_row *row)
 {
-    const attune_problem problem = serving_problem(&b->s, false, false);
+    attune_problem problem = serving_problem(&b->s, false, false);
+    attune_device_info info = {.struct_size = sizeof info};
+    attune_plan_choice choice = {.struct_size = sizeof choice};
+    /* Not every kernel has rows of several sequences in a tile. */
+    if (problem.shared_sequences && (attune_device_info_get(device, &info) != ATTUNE_OK ||
+                                     attune_plan_choose(&info.limits, &problem, options->kernel, &choice) != ATTUNE_OK))
+        problem.shared_sequences = 0;
     if (!row_plan(device, options, &problem, "plan", &b->plan, row))
         return false;
     row_describe_plan(b->plan, row);

@@ -85,6 +85,14 @@ static const serving_workload workloads[] = {
      .head_dim = 128,
      .prefix = 4096,
      .groups = {{32, 1, 4352, 5120}}},
+    {.name = "serve_prefix_unnamed",
+     .description = "as serve_prefix, without batch.shared: the same keys in the same pages",
+     .heads = 32,
+     .kv_heads = 8,
+     .head_dim = 128,
+     .prefix = 4096,
+     .unnamed = true,
+     .groups = {{32, 1, 4352, 5120}}},
 };
 
 #define COUNT (uint32_t)(sizeof workloads / sizeof workloads[0])
@@ -248,6 +256,12 @@ static bool draw_pages(const serving_workload *w, random_state *r, serving *s, i
             data_of(&s->pages)[b * most + i] = !has ? -1 : i < shared ? order[i] : order[next++];
         }
     free(order);
+    if (!shared || w->unnamed)
+        return true;
+    if (!integers(&s->shared, 1, sequences, 0, why))
+        return false;
+    for (int64_t b = 1; b < sequences; b++)
+        data_of(&s->shared)[b] = (int32_t)(shared * PAGE);
     return true;
 }
 

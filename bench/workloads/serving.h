@@ -20,6 +20,7 @@ typedef struct serving_workload {
     double scale;                  /* 0 = 1 / sqrt(head_dim) */
     bool v_in_k, sinks, tree;      /* V is the first columns of K; a tree over the last keys */
     int64_t prefix;                /* the first keys, which all sequences share */
+    bool unnamed;                  /* the call does not say so */
     int64_t window;                /* of the local layers */
     uint32_t local, global;        /* layers of the model's pattern; both 0 = one global layer */
     serving_group groups[SERVING_GROUPS];

@@ -32,8 +32,8 @@ static int64_t heads_of(const serving *s)
 
 void serving_free(serving *s)
 {
-    array *const all[] = {&s->a.q,    &s->a.k,      &s->a.v,  &s->a.sinks, &s->pages,   &s->pages_start, &s->q_start,
-                          &s->kv_len, &s->kv_first, &s->tree, &s->count,   &s->k_scale, &s->v_scale};
+    array *const all[] = {&s->a.q,    &s->a.k,      &s->a.v,  &s->a.sinks, &s->pages,  &s->pages_start, &s->q_start,
+                          &s->kv_len, &s->kv_first, &s->tree, &s->count,   &s->shared, &s->k_scale,     &s->v_scale};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         array_free(all[i]);
 }
@@ -126,6 +126,7 @@ static bool check_shapes(const serving *s, failure *why)
     if (!check_integers("the lengths", &s->kv_len, 1, -1, "", why) ||
         !check_integers("the starts", &s->q_start, 1, sequences + 1, "one more than the lengths", why) ||
         !check_integers("the first keys", &s->kv_first, 1, sequences, "as many as the lengths", why) ||
+        !check_integers("the shared keys", &s->shared, 1, sequences, "as many as the lengths", why) ||
         !check_integers("the count", &s->count, 1, 1, "one number", why) ||
         !check_integers("the block table", &s->pages, s->pages_start.data ? 1 : 2, s->pages_start.data ? -1 : sequences,
                         "a row for each length", why) ||
@@ -227,7 +228,8 @@ attune_problem serving_problem(const serving *s, bool lse, bool row_max)
                             .sinks = s->a.sinks.data != NULL,
                             .tokens = serving_tokens(s),
                             .page = s->pages.data ? k->size[2] : 0,
-                            .tree = s->tree.data != NULL};
+                            .tree = s->tree.data != NULL,
+                            .shared_sequences = s->shared.data ? (uint32_t)s->kv_len.size[0] : 0};
 }
 
 /* A contiguous tensor with the array's contents, or NaN in every element. An array that is not given has none. */
@@ -288,6 +290,7 @@ attune_status serving_upload(attune_device *device, const serving *s, const attu
                   {&s->kv_first, &batch->kv_first},
                   {&s->tree, &batch->tree},
                   {&s->count, &batch->count},
+                  {&s->shared, &batch->shared},
                   {&s->k_scale, &cache->k_scale},
                   {&s->v_scale, &cache->v_scale}};
     for (size_t i = 0; i < sizeof inputs / sizeof inputs[0]; i++)

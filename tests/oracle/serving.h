@@ -15,7 +15,7 @@ typedef struct serving {
     attention a;
     int64_t head_dim_v; /* where v is empty */
     /* As in attune_cache and attune_batch, i32; an array without data is not given. kv_len is required. */
-    array pages, pages_start, q_start, kv_len, kv_first, tree, count;
+    array pages, pages_start, q_start, kv_len, kv_first, tree, count, shared;
     array k_scale, v_scale; /* f32 [kv_heads]: factors of F8E4M3, F8E5M2 and I8; without data 1 */
 } serving;
 
