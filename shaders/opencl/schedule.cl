@@ -174,13 +174,14 @@ ATTUNE_FUNCTION float slots_of(const division *d, __local float *sums)
     return sum_of_all(sums, slots) * (float)d->planes;
 }
 
-/* The keys of all items; of sequences that share keys, those of the first of them and what the others have more. */
+/* The keys of all items; of sequences that share parts, those of the first of them and what the others have more. */
 ATTUNE_FUNCTION float keys_of(const division *d, __local float *sums)
 {
     float keys = 0.0f;
     for (uint b = (uint)get_local_id(0); b < d->args->batch; b += THREADS) {
         const work w = work_of(d, b);
-        keys += (float)w.tiles * (float)(w.end - (d->sharing ? max(w.first, w.shared) : w.first));
+        const uint shared = d->sharing ? w.shared / d->part_keys * d->part_keys : 0u;
+        keys += (float)w.tiles * (float)(w.end - max(w.first, shared));
     }
     return sum_of_all(sums, keys) * (float)d->planes;
 }
@@ -197,15 +198,27 @@ ATTUNE_FUNCTION float longest_of(const division *d, __local float *sums)
     return most_of_all(sums, most);
 }
 
+/* The most keys that two sequences share. */
+ATTUNE_FUNCTION float shared_of(const division *d, __local float *sums)
+{
+    float most = 0.0f;
+    for (uint b = (uint)get_local_id(0); b < d->args->batch; b += THREADS)
+        most = fmax(most, (float)work_of(d, b).shared);
+    return most_of_all(sums, most);
+}
+
 /* Returns whether there are as many slots as parts. */
 ATTUNE_FUNCTION int choose_parts(division *d, __local float *sums)
 {
     const attune_opencl_parts *parts = &d->args->parts;
     const uint block = d->args->block;
-    d->keys = keys_of(d, sums);
-    const float share = d->keys / (float)parts->wanted;
-    uint blocks = max((uint)min(share / (float)block, 16777216.0f) + 1u,
-                      (ATTUNE_OPENCL_PART_KEYS + block - 1u) / block);
+    d->part_keys = 1u;
+    const float share = keys_of(d, sums) / (float)parts->wanted;
+    uint blocks = (uint)min(share / (float)block, 16777216.0f) + 1u;
+    /* Only whole parts are shared: the longest prefix has four. */
+    if (d->sharing)
+        blocks = min(blocks, (uint)shared_of(d, sums) / 4u / block);
+    blocks = max(blocks, (ATTUNE_OPENCL_PART_KEYS + block - 1u) / block);
     d->least = parts->split_keys == 0u ? 0.0f : share;
     /* No sequence has 2^31 keys. */
     int fit = 0;
@@ -218,8 +231,10 @@ ATTUNE_FUNCTION int choose_parts(division *d, __local float *sums)
         blocks = min(blocks, 0x3fffffffu) * 2u;
         d->least *= fit ? 1.0f : 2.0f;
     }
-    if (parts->shares)
-        d->time = fmax(longest_of(d, sums), share + slots * ((float)ATTUNE_OPENCL_MERGE_KEYS / (float)parts->wanted));
+    if (parts->shares) {
+        d->keys = keys_of(d, sums);
+        d->time = fmax(longest_of(d, sums), (d->keys + slots * (float)ATTUNE_OPENCL_MERGE_KEYS) / (float)parts->wanted);
+    }
     return fit;
 }
 
