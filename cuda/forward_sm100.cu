@@ -42,12 +42,14 @@ __device__ __forceinline__ void multiply_qk(u32 s, u64 q, u64 k)
                    k + (step / 4 * sm100::KV_SLAB + step % 4 * 32) / 16, tcgen05_instruction(BLOCK_N, false), step);
 }
 
-/* 6: O += P V of 128 rows. O is 0 at first. */
-__device__ __forceinline__ void multiply_pv(u32 o, u32 p, u64 v)
+/* 6: O += P V of 128 rows. With `first` O = P V, where O is not 0 already: infinities and NaN of V are added to it. */
+__device__ __forceinline__ void multiply_pv(u32 o, u32 p, u64 v, bool first)
 {
+    int add = sm100::SCANS_V || !first;
 #pragma unroll
     for (int step = 0; step < sm100::STEPS_N; step++)
-        tcgen05_ts(o, p + step * 8, v + step * (16 * 128 / 16), tcgen05_instruction(sm100::WIDTH_DV, true), 1);
+        tcgen05_ts(o, p + step * 8, v + step * (16 * 128 / 16), tcgen05_instruction(sm100::WIDTH_DV, true),
+                   step || add);
 }
 
 __device__ __forceinline__ u64 describe_q(u32 memory, u32 stage, int group)
@@ -83,6 +85,7 @@ __device__ __forceinline__ void multiply(sm100_control &c, u32 memory)
             multiply_qk(c.tmem + g * sm100::GROUP_COLUMNS, describe_q(memory, r.stage, g), keys);
             tcgen05_commit(&c.groups[g].s_full);
         }
+        bool first = true;
         for (;;) {
             bool last = flags & TILE_LAST;
             tcgen05_commit(&c.tiles.k.empty[k.stage]);
@@ -106,7 +109,7 @@ __device__ __forceinline__ void multiply(sm100_control &c, u32 memory)
                 barrier_wait(&c.groups[g].p_full, p_phase);
                 tmem_fence_after();
                 /* 6: O += P V */
-                multiply_pv(s + sm100::O_COLUMN, s, values);
+                multiply_pv(s + sm100::O_COLUMN, s, values, first);
                 tcgen05_commit(&c.groups[g].o_full);
                 if (last)
                     continue;
@@ -119,6 +122,7 @@ __device__ __forceinline__ void multiply(sm100_control &c, u32 memory)
             }
             tcgen05_commit(&c.tiles.v.empty[v.stage]);
             advance(v);
+            first = false;
             p_phase ^= 1;
             if (last) {
 #pragma unroll
@@ -235,7 +239,7 @@ __device__ __forceinline__ void raise_maximum(row_state &state, u32 o, float lar
         state.row_max = next;
         state.row_sum *= alpha;
     }
-    /* O is 0 in a query tile's first key tile. */
+    /* In a query tile's first key tile O is 0, or not written. */
     if (!first && __any_sync(0xffffffffu, rises))
         change_o(o, [&](float(&x)[16], int) {
 #pragma unroll
@@ -399,7 +403,8 @@ __device__ __forceinline__ void consume(const attune_cuda_arguments &a, sm100_co
         /* The shift to the flags of the block list that has this warp group's rows. */
         int list = sm100::BLOCK_LISTS > 1 && (coord.q + group * 128) / a.q_block != coord.q / a.q_block ? 8 : 0;
         row_state state = {-ATTUNE_INF, 0.0f};
-        zero_o(o);
+        if (sm100::SCANS_V)
+            zero_o(o);
         bool first = true;
         do {
             /* The descriptor of the key tile. */

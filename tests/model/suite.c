@@ -385,8 +385,22 @@ static const model_case blackwell_faults[] = {
      .row = CASE_causal_long_keys,
      .dtype = ATTUNE_F16,
      .options = SM100,
-     .fault = "forward_sm100.cu|        zero_o(o);|",
+     .fault = "forward_sm100.cu|            zero_o(o);|            ;",
      .report = "of tensor memory, which nobody has written"},
+    /* The first product is added to what nobody has written. */
+    {.architecture = "100",
+     .row = CASE_dense_128,
+     .dtype = ATTUNE_F16,
+     .options = SM100,
+     .fault = "forward_sm100.cu|int add = sm100::SCANS_V|int add = 1 + sm100::SCANS_V",
+     .report = "of tensor memory, which nobody has written"},
+    /* A later product takes O's place. */
+    {.architecture = "100",
+     .row = CASE_dense_128,
+     .dtype = ATTUNE_F16,
+     .options = SM100,
+     .fault = "forward_sm100.cu|            first = false;|",
+     .report = "max error"},
     /* S has half of its columns. */
     {.architecture = "100",
      .row = CASE_causal_long_keys,
