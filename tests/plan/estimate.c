@@ -86,6 +86,62 @@ static cycles backward_cycles(const attune__decision *d, double head_dim, double
     return c;
 }
 
+/*
+ * Backward by pairs of CTAs of a cluster (cta_group::2), whose CTAs have the keys of two tiles and all their query
+ * tiles in common. Each has half of every right operand, which the tensor cores of both read once: half of the rows of
+ * Q and dO for S and dP, half of their columns for dV and dK. dQ is added up over the keys of both, half of it by each:
+ * for it a CTA has the other's half of dS, which is stored there instead, and half of the columns of the other's K.
+ */
+typedef struct pair_cost {
+    double shared;  /* cycles of shared memory for a tile of a CTA */
+    unsigned bytes; /* of shared memory */
+} pair_cost;
+
+static pair_cost backward_by_pairs(const attune__decision *d, double head_dim, double head_dim_v)
+{
+    const double m = d->choice.block_m1, n = d->choice.block_n1;
+    const double k = up_to(head_dim, 16), kv = up_to(head_dim_v, 16);
+    const attune_cuda_tile tile = {.head_dim = (unsigned)head_dim,
+                                   .head_dim_v = (unsigned)head_dim_v,
+                                   .block_m = d->choice.block_m1,
+                                   .block_n = d->choice.block_n1,
+                                   .stages = d->choice.num_stages,
+                                   .element = 2};
+    const attune_cuda_backward_sm100_layout l = attune_cuda_backward_sm100(tile, 0);
+    const bool wide = attune_cuda_backward_sm100_wide(tile.head_dim, tile.head_dim_v);
+    const double items = l.separate ? 2 : 1;
+    /* The columns of dQ that a CTA has: its slabs of K, or 128 lanes where it is transposed. */
+    const double part = wide ? 128 : up_to(up_to(head_dim, 64) / 2, 32);
+    const double dq = wide ? part * 2 * n + 2 * n * m / 2 : m * 2 * n / 2 + 2 * n * part;
+    const double operands = items * (n * k + m * k / 2) + n * kv + m * kv / 2 + m * kv / 2 + m * k / 2 + dq;
+    pair_cost c;
+    c.shared = 2 * (operands + items * m * (k + kv) + m * n + 4 * m * part) / SHARED;
+    c.bytes = l.size + (unsigned)(2 * n * part);
+    return c;
+}
+
+static void add_pair_row(char *text, size_t size, uint32_t head_dim, uint32_t head_dim_v)
+{
+    const attune_kernel_options named = {.struct_size = sizeof named, .any = {.kernel = "cuda_sm100a"}};
+    const attune_limits b200 = device("b200");
+    attune_problem p = problem_of(ATTUNE_BF16, head_dim, 8192, 8192);
+    attune__shape shape;
+    attune__decision d;
+    p.head_dim_v = head_dim_v;
+    p.direction = ATTUNE_BACKWARD;
+    cr_assert_eq(attune__shape_from_problem(&p, &shape), ATTUNE_OK);
+    cr_assert_eq(attune__plan_choose(&b200, &shape, &named, &d), ATTUNE_OK, "%s", attune_last_error());
+    const cycles c = backward_cycles(&d, head_dim, head_dim_v);
+    const pair_cost pair = backward_by_pairs(&d, head_dim, head_dim_v);
+    const double softmax = larger(larger(c.units, c.instructions), c.tensor);
+    const double alone = larger(larger(c.products, c.shared), softmax),
+                 both = larger(larger(c.products, pair.shared), softmax);
+    const size_t at = strlen(text);
+    (void)snprintf(text + at, size - at, "| %u/%u | %.0f | %.0f | %.0f | %.0f | %.0f | %.1f |\n", head_dim, head_dim_v,
+                   c.products, c.shared, pair.shared, c.flops / alone * CHIP * 1e-12, c.flops / both * CHIP * 1e-12,
+                   pair.bytes / 1024.0);
+}
+
 static void add_row(char *text, size_t size, attune_direction direction, uint32_t head_dim, uint32_t head_dim_v,
                     bool lse)
 {
@@ -146,6 +202,12 @@ Test(estimate, of_tcgen05_is_documented)
             add_row(expected, sizeof expected, tables[t].direction, dims[i][0], dims[i][1], tables[t].lse);
         strcat(expected, "\n");
     }
+    expect_in_page("0063-estimate-of-sm100a.md", expected);
+    strcpy(expected,
+           "| Backward by pairs: D/Dv | products | shared memory alone | by pairs | at most alone, TFLOP/s | by "
+           "pairs | KiB |\n|---|---|---|---|---|---|---|\n");
+    for (size_t i = 0; i < sizeof dims / sizeof dims[0]; i++)
+        add_pair_row(expected, sizeof expected, dims[i][0], dims[i][1]);
     expect_in_page("0063-estimate-of-sm100a.md", expected);
 }
 
