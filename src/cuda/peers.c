@@ -24,8 +24,9 @@
 #define COST_DEVICE 2
 
 /* Beside that of the messages: a copy of a head's keys takes hardly longer than it takes to start, so that several are
- * to start at a time. */
+ * to start at a time. Calls with little to copy, as decode's, would wait longer for the streams than for the copies. */
 #define FURTHER_STREAMS 3
+#define FURTHER_BYTES   (UINT64_C(8) << 20)
 
 struct attune_cuda_peers {
     attune_allocator allocator;
@@ -41,26 +42,35 @@ struct attune_cuda_peers {
 
 /* ---------------------------------------------------------------------------------------------------------- copies */
 
+/* The further streams that copy what a rank receives. */
+static uint32_t further_streams(const attune_threads_rank *me)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < me->receive_count; i++)
+        bytes += me->receives[i].size;
+    return bytes < FURTHER_BYTES ? 0 : FURTHER_STREAMS;
+}
+
 static attune__cu_stream stream_of(const struct peer *p, uint32_t index)
 {
     return index ? p->further[index - 1] : p->messages.stream;
 }
 
 /* The further streams wait for what the first one waits for. */
-static attune__cu_result fork_streams(const struct peer *p)
+static attune__cu_result fork_streams(const struct peer *p, uint32_t count)
 {
     attune__cu_result result = CU_SUCCESS;
-    for (uint32_t i = 0; i < FURTHER_STREAMS && result == CU_SUCCESS; i++)
+    for (uint32_t i = 0; i < count && result == CU_SUCCESS; i++)
         result = p->messages.device->driver.stream_wait(p->further[i], p->messages.ready, 0);
     return result;
 }
 
 /* The first stream waits for the others. */
-static attune__cu_result join_streams(const struct peer *p)
+static attune__cu_result join_streams(const struct peer *p, uint32_t count)
 {
     const attune__cuda_driver *driver = &p->messages.device->driver;
     attune__cu_result result = CU_SUCCESS;
-    for (uint32_t i = 0; i < FURTHER_STREAMS && result == CU_SUCCESS; i++) {
+    for (uint32_t i = 0; i < count && result == CU_SUCCESS; i++) {
         result = driver->event_record(p->joined[i], p->further[i]);
         if (result == CU_SUCCESS)
             result = driver->stream_wait(p->messages.stream, p->joined[i], 0);
@@ -69,7 +79,8 @@ static attune__cu_result join_streams(const struct peer *p)
 }
 
 /* Copies what one peer sends to this rank: its n-th message is the n-th that is received from it. */
-static attune_status copy_from(const struct peer *mine, const attune_threads_rank *me, const attune_threads_rank *from)
+static attune_status copy_from(const struct peer *mine, uint32_t further, const attune_threads_rank *me,
+                               const attune_threads_rank *from)
 {
     const attune__cuda_exchange *to = &mine->messages, *source = &mine->all->ranks[from->rank].messages;
     const attune__cuda_driver *driver = &to->device->driver;
@@ -85,8 +96,8 @@ static attune_status copy_from(const struct peer *mine, const attune_threads_ran
         if (sent == from->send_count || from->sends[sent].size != m->size)
             return attune__fail(ATTUNE_INTERNAL, "rank %u receives other messages than rank %u sends", me->rank,
                                 from->rank);
-        const attune__cu_stream stream = stream_of(mine, copied % (FURTHER_STREAMS + 1));
-        if (copied++ <= FURTHER_STREAMS)
+        const attune__cu_stream stream = stream_of(mine, copied % (further + 1));
+        if (copied++ <= further)
             result = driver->stream_wait(stream, source->ready, 0);
         const attune__cu_pointer at = attune__cuda_message(m), data = attune__cuda_message(&from->sends[sent++]);
         if (result == CU_SUCCESS)
@@ -104,11 +115,12 @@ static attune_status copy_all(const struct peer *mine, const attune_threads_rank
         return ATTUNE_UNAVAILABLE;
     attune_status status = attune__cuda_enter(e->device);
     if (status == ATTUNE_OK) {
-        status = attune__cuda_check(e->device, fork_streams(mine), "the streams of copies");
+        const uint32_t further = further_streams(me);
+        status = attune__cuda_check(e->device, fork_streams(mine, further), "the streams of copies");
         for (uint32_t r = 0; r < threads->size && status == ATTUNE_OK; r++)
             if (r != me->rank)
-                status = copy_from(mine, me, &threads->ranks[r]);
-        attune__cu_result result = join_streams(mine);
+                status = copy_from(mine, further, me, &threads->ranks[r]);
+        attune__cu_result result = join_streams(mine, further);
         if (result == CU_SUCCESS)
             result = e->device->driver.event_record(e->done, e->stream);
         if (status == ATTUNE_OK)

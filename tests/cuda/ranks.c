@@ -281,7 +281,8 @@ static void *run_rank(void *user)
     return NULL;
 }
 
-static void run_pair(scene *s, attune_cuda_peers *peers, rank ranks[2], bool second_aborts)
+/* Sizes and offsets of messages are so many times those of fill_messages. */
+static void run_pair(scene *s, attune_cuda_peers *peers, rank ranks[2], bool second_aborts, uint64_t times)
 {
     pthread_t threads[2];
     for (uint32_t r = 0; r < 2; r++) {
@@ -292,6 +293,12 @@ static void run_pair(scene *s, attune_cuda_peers *peers, rank ranks[2], bool sec
         fill_messages(s, 1 - r, ranks[r].sends, ranks[r].receives);
         ranks[r].receives[0].offset += r ? 32 : 0; /* two halves of one buffer */
         ranks[r].receives[1] = (attune_message){.peer = 1 - r, .buffer = s->to, .offset = 128, .size = 128};
+        for (int i = 0; i < 2; i++) {
+            ranks[r].sends[i].offset *= times;
+            ranks[r].sends[i].size *= times;
+            ranks[r].receives[i].offset *= times;
+            ranks[r].receives[i].size *= times;
+        }
         cr_assert_eq(pthread_create(&threads[r], NULL, run_rank, &ranks[r]), 0);
     }
     for (uint32_t r = 0; r < 2; r++)
@@ -306,6 +313,32 @@ static int count_of(int first, const char *name)
     return count;
 }
 
+/* Two copies of 10 MiB together on two of four streams: all four wait for the own queue, these two for the sender's,
+ * and the first for the others. */
+static void run_large_pair(scene *s, attune_cuda_peers *peers, rank ranks[2])
+{
+    const uint64_t times = UINT64_C(1) << 16;
+    attune_buffer *const from = s->from, *const to = s->to;
+    unsigned char sent[BYTES], received[BYTES];
+    cr_assert_eq(attune_buffer_create(s->device, BYTES * times, &s->from), ATTUNE_OK);
+    cr_assert_eq(attune_buffer_create(s->device, BYTES * times, &s->to), ATTUNE_OK);
+    for (int i = 0; i < BYTES; i++)
+        sent[i] = (unsigned char)(i + 1);
+    /* The last bytes of what both ranks send last, and of where one writes it. */
+    cr_assert_eq(attune_buffer_write(s->from, (BYTES - 1) * times, sent, BYTES), ATTUNE_OK);
+    const int before = driver->calls;
+    run_pair(s, peers, ranks, false, times);
+    cr_assert_eq(attune_buffer_read(s->to, (BYTES - 1) * times, received, BYTES), ATTUNE_OK);
+    cr_expect(!memcmp(received, sent, BYTES));
+    cr_expect_eq(count_of(before, "cuMemcpyDtoDAsync"), 4);
+    cr_expect_eq(count_of(before, "cuStreamWaitEvent"), 2 * (4 + 2 + 3 + 2));
+    cr_expect_eq(count_of(before, "cuEventRecord"), 2 * (2 + 3));
+    attune_buffer_destroy(s->from);
+    attune_buffer_destroy(s->to);
+    s->from = from;
+    s->to = to;
+}
+
 Test(cuda_ranks, peers)
 {
     scene s = {0};
@@ -317,7 +350,7 @@ Test(cuda_ranks, peers)
     cr_assert_eq(attune_cuda_peers_create(devices, 2, &peers), ATTUNE_OK, "%s", attune_last_error());
     cr_expect_eq(attune_cuda_peers_transport(peers, 2, &t), ATTUNE_INVALID_ARGUMENT);
     const int before = driver->calls;
-    run_pair(&s, peers, ranks, false);
+    run_pair(&s, peers, ranks, false, 1);
     for (uint32_t r = 0; r < 2; r++) {
         cr_expect(ranks[r].exchanged == ATTUNE_OK && ranks[r].finished == ATTUNE_OK);
         cr_expect(ranks[r].gathered[0] == 1 && ranks[r].gathered[8] == 2);
@@ -325,18 +358,18 @@ Test(cuda_ranks, peers)
     cr_assert_eq(attune_buffer_read(s.to, 0, s.received, BYTES), ATTUNE_OK);
     cr_expect(!memcmp(s.received, s.sent + 16, 32) && !memcmp(s.received + 32, s.sent + 16, 32) &&
               !memcmp(s.received + 128, s.sent + 128, 128));
-    /* Of each rank: two copies on two of four streams, which wait for the own queue, and these two for the sender's;
-     * the first stream waits for the others, and the queue for both ranks' copies. No thread waits for the device but
-     * in attune_buffer_read. */
+    /* Of each rank: two small copies on one stream, which waits for the own queue and the sender's; the queue waits for
+     * both ranks' copies. No thread waits for the device but in attune_buffer_read. */
     cr_expect_eq(count_of(before, "cuMemcpyDtoDAsync"), 4);
-    cr_expect_eq(count_of(before, "cuStreamWaitEvent"), 2 * (4 + 2 + 3 + 2));
-    cr_expect_eq(count_of(before, "cuEventRecord"), 2 * (2 + 3));
-    cr_expect_eq(ranks[0].t.byte_cost, 2); /* one device is both ranks */
+    cr_expect_eq(count_of(before, "cuStreamWaitEvent"), 2 * (2 + 2));
+    cr_expect_eq(count_of(before, "cuEventRecord"), 2 * 2);
     cr_expect_eq(count_of(before, "cuStreamSynchronize"), 1);
+    cr_expect_eq(ranks[0].t.byte_cost, 2); /* one device is both ranks */
+    run_large_pair(&s, peers, ranks);
     /* A size that differs is refused by one rank, whose abort fails the other. */
     attune_cuda_peers_destroy(peers);
     cr_assert_eq(attune_cuda_peers_create(devices, 2, &peers), ATTUNE_OK);
-    run_pair(&s, peers, ranks, true);
+    run_pair(&s, peers, ranks, true, 1);
     cr_expect_eq(ranks[0].finished, ATTUNE_UNAVAILABLE);
     cr_expect_eq(ranks[1].finished, ATTUNE_IO);
     attune_cuda_peers_destroy(peers);
