@@ -444,7 +444,8 @@ static bool prepare(void)
     return threads > 0 && threads <= MODEL_THREADS;
 }
 
-/* The registers that each thread has at first: a CTA that uses setmaxnreg is alone, and has the 65536 of an SM. */
+/* The registers that each thread has at first: a CTA that uses setmaxnreg is alone, and has the 65536 of an SM, or what
+ * threads have by eights. setmaxnreg moves what there is at the launch. */
 static int registers_of(int cta_threads)
 {
     const int each = 65536 / cta_threads / 8 * 8;
@@ -466,7 +467,7 @@ static void begin_cta(const launch *l, int rank, unsigned number)
     *c->from->kernel->grid = l->grid;
     *c->from->kernel->dimensions = l->dimensions;
     c->mbarrier_count = c->adders = 0;
-    c->registers = 65536 - registers_of(own) * own;
+    c->registers = 0;
     memset(c->barriers, 0, sizeof c->barriers);
     for (int i = 0; i < MODEL_THREADS / 32; i++) {
         pending_wgmma *pending = c->warps[i].pending;
