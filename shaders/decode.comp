@@ -281,7 +281,7 @@ float online_softmax(const in Tile tile, const in uint missing, const in bool ma
                 bool may = !MASK || attune_mask(int(coord.b), int(row_h), POSITION + int(row_q), int(kv),
                                                 args.mask_mod SEQUENCE);
 #ifdef SERVING
-                may = may && (!has_row || !sees_some(kv + 1u) || sees_draft(row_q, kv));
+                may = may && (!has_row || !sees_some(kv + 1u) || sees_draft(sequence, row_q, kv));
 #endif
                 allowed &= may ? ~0u : ~(1u << e);
             }

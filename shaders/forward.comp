@@ -38,8 +38,8 @@ const uint FORBIDDEN = 0x80000000u;
 #include "forward_tile.glsl"
 
 #ifdef SERVING
-#define POSITION sequence.position
-#define SEQUENCE , int(sequence.q_len), int(kv_len), int(sequence.token0 + row_q)
+#define POSITION row_sequence.position
+#define SEQUENCE , int(row_sequence.q_len), int(row_sequence.kv_len), int(row_sequence.token0 + row_q)
 #define WIDEN(type, group, low, high)                                                                                  \
     if (is_quantised(type))                                                                                            \
         dequantise(type, (group).low.xy, uintBitsToFloat((group).low.z), low, high);                                   \
@@ -65,7 +65,10 @@ Group fetched[FETCH];          /* loads in flight */
 vec4 acc[ACC_SIZE], o[O_SIZE]; /* S and O of the grid's invocation */
 
 /* The row of this invocation in stages 4 and 5. */
-uint row, row_lane, row_q, row_h;
+uint row, row_lane, row_b, row_q, row_h;
+#ifdef SERVING
+Sequence row_sequence;
+#endif
 bool has_row, has_scores;
 vec4 scores[ROW_GROUPS];
 uvec2 allowed; /* bits of the scores' pairs: ROW_GROUPS is at most 16 */
@@ -94,7 +97,13 @@ void load_q(const in uint d0)
     [[unroll]] for (uint f = 0u; f < FETCH_Q; f++) {
         uint i = tid + f * THREADS, r = i / SLICE_GROUPS;
         uvec2 at = PACKED ? address_step(q_plane, head_of(r, coord.queries), q_stride_h) : q_plane;
+#ifdef SERVING
+        uvec2 member;
+        Sequence of = sequence_of(query_of(r, coord.queries), member);
+        at = address_step(address_step(at, member.x, args.q.stride_b), of.row0 + member.y, q_stride);
+#else
         at = address_step(at, tensor_row(row_query(r)), q_stride);
+#endif
         fetched[f] = fetch(Q_TYPE, address_add(at, (d0 + i % SLICE_GROUPS * 8u) * bytes_of(Q_TYPE)), aligned,
                            r < coord.rows);
     }
@@ -222,7 +231,7 @@ void apply_mods(const in KeyTile tile)
         for (uint e = 0u; e < ROW_GROUPS; e++)
             [[unroll]] for (uint j = 0u; j < 4u; j++) {
                 uint kv = tile.kv0 + 4u * (row_lane + e * ROW_LANES) + j;
-                scores[e][j] = attune_score(scores[e][j], int(coord.b), int(row_h), POSITION + int(row_q), int(kv),
+                scores[e][j] = attune_score(scores[e][j], int(row_b), int(row_h), POSITION + int(row_q), int(kv),
                                             args.score_mod SEQUENCE);
             }
     if (tile.masked) {
@@ -230,10 +239,10 @@ void apply_mods(const in KeyTile tile)
         if (tile.is_partial) [[dont_unroll]]
             for (uint e = 0u; e < 4u * ROW_GROUPS; e++) {
                 uint kv = tile.kv0 + 4u * (row_lane + e / 4u * ROW_LANES) + e % 4u;
-                bool may = !MASK || attune_mask(int(coord.b), int(row_h), POSITION + int(row_q), int(kv),
-                                                args.mask_mod SEQUENCE);
+                bool may = !MASK ||
+                           attune_mask(int(row_b), int(row_h), POSITION + int(row_q), int(kv), args.mask_mod SEQUENCE);
 #ifdef SERVING
-                may = may && (!has_row || !sees_some(kv + 1u) || sees_draft(row_q, kv));
+                may = may && (!has_row || !sees_some(kv + 1u) || sees_draft(row_sequence, row_q, kv));
 #endif
                 uint bit = may ? 0u : 1u << e % 32u;
                 allowed &= ~(e < 32u ? uvec2(bit, 0u) : uvec2(0u, bit));
@@ -312,15 +321,15 @@ void online_softmax(const in bool masked)
     m = next;
     l *= alpha;
     [[unroll]] for (uint e = 0u; e < ROW_GROUPS; e++) {
-        vec4 p = exp2((scores[e] - vec4(m)) * TO_LOG2);
+        vec4 p = exp2((scores[e] - vec4(m)) * TO_LOG2), counted = p;
         if (masked) [[unroll]]
             for (uint j = 0u; j < 4u; j++) {
                 bool may = (allowed[e / 8u] >> (e % 8u * 4u + j) & 1u) != 0u;
-                l += may ? p[j] : 0.0;
+                counted[j] = may ? p[j] : 0.0;
                 p[j] = uintBitsToFloat(may ? floatBitsToUint(p[j]) : FORBIDDEN);
             }
-        else
-            l += p.x + p.y + p.z + p.w;
+        /* In one order, whether or not another row of the tile has a forbidden pair. */
+        l += counted.x + counted.y + counted.z + counted.w;
         if (has_scores)
             s[s_at + e * ROW_LANES] = p;
     }
@@ -438,7 +447,7 @@ void store_o()
             rows[row] = is_partial_result ? 1.0 : ZERO_ROW;
         else
             rows[row] = split ? 1.0 : sink.x / sum;
-        store_row_state(row_h, row_q, top, sum, m, l);
+        store_row_state(row_h, row_query(row), top, sum, m, l);
     }
     /* Through shared memory, so that the code which narrows and stores exists once, not for each register. */
     [[unroll]] for (uint t = 0u; t < TO; t++) {
@@ -474,8 +483,15 @@ void begin()
     row_lane = tid % ROW_LANES;
     has_scores = tid < BLOCK_M * ROW_LANES;
     has_row = has_scores && row < coord.rows;
+    row_b = coord.b;
     row_q = row_query(row);
     row_h = row_head(row);
+#ifdef SERVING
+    uvec2 member;
+    row_sequence = sequence_of(query_of(row, coord.queries), member);
+    row_b += member.x;
+    row_q = member.y;
+#endif
     [[unroll]] for (uint i = 0u; i < O_SIZE; i++)
         o[i] = vec4(0.0);
 }

@@ -116,6 +116,11 @@ void begin_store()
 uint partial_index(const in uint h, const in uint q)
 {
 #ifdef SERVING
+#ifndef KEYS_IN_REGISTERS
+    /* Of a tile whose sequences vary with the parts, by query. */
+    if (SHARES)
+        return slot * BLOCK_M + (q - coord.q0) * coord.heads + h - coord.h0;
+#endif
     return slot * BLOCK_M + (h - coord.h0) * coord.queries + q - coord.q0;
 #else
     return ((coord.b * args.heads + h) * args.q_len + q) * args.splits + coord.split;

@@ -34,6 +34,7 @@ CONSTANT(37, uint, ROWS_SIZE, 32)
 CONSTANT(38, uint, REDUCE_SIZE, 128) /* 0 with SUBGROUPS */
 CONSTANT(39, bool, FOLDS, false)     /* with SERVING: items fold fixed parts of keys */
 CONSTANT(40, uint, SUM_SIZE, 1)      /* then O_SIZE, else 1 */
+CONSTANT(41, uint, MEMBERS, 1)       /* sequences that a tile may have rows of: BLOCK_M, or 1 */
 
 SHARED(vec4, slices, OF(SLICES_SIZE)) /* twice: Q[M] and K[N] of a slice, or V[CHUNK] */
 SHARED(vec4, s, OF(S_SIZE))           /* S, then P: [M][S_STRIDE] */

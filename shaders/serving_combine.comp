@@ -23,14 +23,37 @@ struct Sums {
     vec4 o;
 };
 
-/* The row is that of a tile, `from` its first part's in the partial results. */
-Sums fold_parts(const in uint from, const in uint parts, const in uint column)
+/* Of a merge: its tile, parts and first slot; its number in the list. */
+uvec4 merge;
+uint merge_index;
+TileCoord coord;
+
+/* The row of the partial result of a part, for a query of the tile and a head. With serving.shares an item of this
+ * sequence has it, or of one before it. A schedule may hold anything. */
+uint partial_of(const in uint part, const in uint query, const in uint head)
+{
+    if (serving.shares == 0u)
+        return (merge.z + part) * BLOCK_M + head * coord.queries + query;
+    const uint merges = 1u + serving.items, links = merges + serving.merges;
+    uint index = merge_index;
+    uvec4 link = Uvec4(address_step(serving.schedule, links + index, uvec2(16u, 0u))).value;
+    const uint query0 = link.z;
+    while (part < link.x && link.y - 1u < index) {
+        index = link.y - 1u;
+        link = Uvec4(address_step(serving.schedule, links + index, uvec2(16u, 0u))).value;
+    }
+    uint slot = Uvec4(address_step(serving.schedule, merges + index, uvec2(16u, 0u))).value.z + part - link.x;
+    uint row = (query0 - link.z + query) * coord.heads + head;
+    return min(slot, serving.slots - 1u) * BLOCK_M + min(row, BLOCK_M - 1u);
+}
+
+Sums fold_parts(const in uint query, const in uint head, const in uint parts, const in uint column)
 {
     Sums sums = Sums(LOWEST, 0.0, vec4(0.0));
     for (uint i0 = 0u; i0 < parts; i0 += BATCH) {
         Sums loaded[BATCH];
         [[unroll]] for (uint i = 0u; i < BATCH; i++) {
-            uint row = from + min(i0 + i, parts - 1u) * BLOCK_M;
+            uint row = partial_of(min(i0 + i, parts - 1u), query, head);
             uvec2 ml = address_step(args.partials_ml, row, uvec2(8u, 0u));
             uvec2 at = address_step(args.partials, row, uvec2(HEAD_DIM_V * 4u, 0u));
             loaded[i].m = uintBitsToFloat(Word(ml).value);
@@ -68,21 +91,21 @@ void main()
 {
     serving = attune_vulkan_serving(args.serving);
     attune_vulkan_schedule head = attune_vulkan_schedule(serving.schedule);
-    uint index = push.first + gl_WorkGroupID.x;
-    if (index >= min(head.merges, serving.slots / 2u))
+    merge_index = push.first + gl_WorkGroupID.x;
+    if (merge_index >= min(head.merges, serving.merges))
         return;
-    uvec4 merge = Uvec4(address_step(serving.schedule, 1u + serving.items + index, uvec2(16u, 0u))).value;
+    merge = Uvec4(address_step(serving.schedule, 1u + serving.items + merge_index, uvec2(16u, 0u))).value;
     /* A schedule may hold anything. */
     if (merge.x >= tile_count(args) || merge.z >= serving.slots)
         return;
-    uint parts = min(merge.y, serving.slots - merge.z);
-    TileCoord coord = tile_coord_of(args, merge.x);
+    uint parts = min(merge.y, serving.shares != 0u ? serving.slots : serving.slots - merge.z);
+    coord = tile_coord_of(args, merge.x);
     begin_rows(coord.b);
     begin_queries(args, coord, sequence.q_len);
     const uint groups = HEAD_DIM_V / 4u;
     for (uint i = gl_LocalInvocationIndex; i < coord.rows * groups && parts > 0u; i += ATTUNE_VULKAN_SCHEDULE_THREADS) {
         uint row = i / groups, column = i % groups * 4u;
-        store(fold_parts(merge.z * BLOCK_M + row, parts, column), coord.h0 + head_of(row, coord.queries),
-              coord.q0 + query_of(row, coord.queries), column);
+        uint head = head_of(row, coord.queries), query = query_of(row, coord.queries);
+        store(fold_parts(query, head, parts, column), coord.h0 + head, coord.q0 + query, column);
     }
 }

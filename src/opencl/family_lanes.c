@@ -62,6 +62,7 @@ static attune_status define_serving(const attune__opencl_device *device, const a
     /* A sequence has the same bits alone and among others if it is summed in the same parts. */
     attune__opencl_add_define(text, "FOLDS", s->kv_len > s->split_keys ? s->split_keys : 0);
     attune__opencl_add_define(text, "SHARES", s->shared_sequences > 1);
+    attune__opencl_add_define(text, "MEMBERS", s->shared_sequences > 1 ? tile->block_m : 1);
     return ATTUNE_OK;
 }
 

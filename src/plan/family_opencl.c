@@ -207,7 +207,8 @@ static void serving_clamp(const attune__search *search, attune__tile *tile)
     if (!(search->forced & ATTUNE__BIT(ATTUNE__BLOCK_M)) && tile->value[ATTUNE__BLOCK_M] > rows)
         tile->value[ATTUNE__BLOCK_M] = rows;
     attune__clamp_decode(search, tile, 1);
-    /* Rows of other sequences have the lanes that are there anyway: a second vector would take its time in every item. */
+    /* Rows of other sequences have the lanes that are there anyway: a second vector would take its time in every item.
+     */
     const int64_t own = search->shape->q_len * attune__shape_packed_heads(search->shape);
     if (!(search->forced & ATTUNE__BIT(ATTUNE__BLOCK_M)) && width > 1 && own <= width &&
         tile->value[ATTUNE__BLOCK_M] > width)

@@ -65,12 +65,20 @@ static uint32_t portable_invocations(const attune__search *search, const attune_
     return most < wanted ? most : wanted;
 }
 
+/* Of a tile with rows of several sequences. */
+#define SHARED_ROWS 16
+
 static void clamp_rows(const attune__search *search, attune__tile *tile)
 {
     if (search->shape->tokens) {
         /* A tile has the rows of a group of heads, of one sequence. */
         attune__clamp_number(search, tile, ATTUNE__BLOCK_N, 1024, search->shape->kv_len, 4);
         attune__clamp_decode(search, tile, 1);
+        /* More rows of other sequences would make the items longer in which a sequence is alone. */
+        const int64_t own = search->shape->q_len * attune__shape_packed_heads(search->shape);
+        uint32_t *m = &tile->value[ATTUNE__BLOCK_M];
+        while (!(search->forced & ATTUNE__BIT(ATTUNE__BLOCK_M)) && *m > SHARED_ROWS && *m / 2 >= own)
+            *m /= 2;
         return;
     }
     attune__clamp_tile(search, tile, search->pass == ATTUNE__PASS_BACKWARD ? 16 : 4);
@@ -88,7 +96,11 @@ static uint64_t scalar_shared(const attune__search *search, const attune__tile *
     if (attune__forward_layout_make(v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N], threads, search->shape->head_dim,
                                     search->shape->head_dim_v, form, &layout))
         return UINT64_MAX;
-    return layout.bytes + (search->shape->tokens ? attune__serving_layout_bytes(v[ATTUNE__BLOCK_N]) : 0);
+    const attune__shape *s = search->shape;
+    return layout.bytes + (s->tokens
+                               ? attune__serving_layout_bytes(v[ATTUNE__BLOCK_N]) +
+                                     attune__members_layout_bytes(s->shared_sequences > 1 ? v[ATTUNE__BLOCK_M] : 1)
+                               : 0);
 }
 
 /* NULL if the invocations can share the tile. */

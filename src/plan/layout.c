@@ -73,11 +73,11 @@ static uint64_t lanes_bytes(const attune__lanes_layout *l)
     return bytes;
 }
 
-uint64_t attune__members_layout_bytes(uint32_t block_m)
+uint64_t attune__members_layout_bytes(uint32_t members)
 {
     const struct {
-        uint32_t BLOCK_M;
-    } values = {block_m}, *l = &values;
+        uint32_t MEMBERS;
+    } values = {members}, *l = &values;
     uint64_t bytes = 0;
 #include "shaders/layout_members.h"
     return bytes;

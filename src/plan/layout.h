@@ -71,7 +71,7 @@ const char *attune__decode_layout_make(uint32_t block_m, uint32_t block_n, uint3
 /* Bytes of shared memory that a kernel over a cache has besides. */
 uint64_t attune__serving_layout_bytes(uint32_t block_n);
 /* And where a tile may have rows of several sequences. */
-uint64_t attune__members_layout_bytes(uint32_t block_m);
+uint64_t attune__members_layout_bytes(uint32_t members);
 
 /* One of the two kernels of shaders/backward.comp. The rows of its outer and inner tiles are BLOCK_N1 and BLOCK_M1 with
  * `keys`, BLOCK_M2 and BLOCK_N2 without. */

@@ -57,6 +57,7 @@ static const char *set_forward(const attune__program_desc *desc, bool subgroups,
         return why;
     l.FOLDS = desc->shape->split_keys && desc->shape->split_keys < desc->shape->kv_len;
     l.SUM_SIZE = l.FOLDS ? l.O_SIZE : 1;
+    l.MEMBERS = desc->shape->shared_sequences > 1 ? desc->choice->block_m : 1;
     attune__vulkan_set_forward(&l, constants);
     return NULL;
 }
@@ -103,7 +104,8 @@ static uint32_t most_steps(const attune_limits *limits, const attune__program_de
         return 0;
     const uint32_t slices = desc->shape->head_dim / l.SLICE, chunks = desc->choice->block_n / l.CHUNK;
     /* Over a cache also those of next_tile, of which a few steps skip any number of tiles. */
-    const uint32_t next = desc->shape->tokens ? 4 : 0;
+    const uint32_t members = desc->shape->shared_sequences > 1 ? desc->choice->block_m : 0;
+    const uint32_t next = desc->shape->tokens ? 4 + members : 0;
     const uint32_t regular = 1 + 2 + next + (slices + 1) + (chunks + 1) + chunks * (l.CHUNK / 4 + 1);
     return LOOP_BUDGET / (2 * regular + chunks * (l.CHUNK + 1));
 }

@@ -57,7 +57,7 @@ static void divide_parts(run *r, uint64_t base)
     const uint64_t items = r->tiles + parts->slots;
     r->tile_flops *= (double)r->tiles / (double)items;
     r->tiles = items < parts->items ? items : parts->items;
-    r->combine = parts->slots / 2;
+    r->combine = parts->merges;
 }
 
 /* Loops that the driver would cut short are refused: a wrong result is worse than none. */

@@ -32,6 +32,8 @@ void attune__vulkan_schedule_describe(const attune__shape *shape, const attune__
     serving->slots = parts->slots;
     serving->wanted = parts->wanted;
     serving->split_keys = shape->split_keys;
+    serving->merges = parts->merges;
+    serving->shares = parts->shares;
     serving->schedule = schedule;
 }
 

@@ -24,6 +24,7 @@ void attune__vulkan_serving_describe(const attune__forward *call, uint64_t addre
         .tree = attune__vulkan_array_describe(&s->tree, address),
         .k_scale = attune__vulkan_array_describe(&s->k_scale, address),
         .v_scale = attune__vulkan_array_describe(&s->v_scale, address),
+        .prefix = attune__vulkan_array_describe(&s->shared, address),
         .tokens = (uint32_t)call->q.size[2],
         .pool = sizes.pool,
         .page = sizes.page,

@@ -244,6 +244,12 @@ Test(serving_bits, opencl)
     run_bits("opencl", 1, false, MANY, 8);
 }
 
+Test(serving_bits, vulkan)
+{
+    run_bits("vulkan", 1, true, 10, 0);
+    run_bits("vulkan", 1, false, 10, 8);
+}
+
 Test(serving_bits, cuda)
 {
     run_bits("cuda", 1, true, MANY, 0);

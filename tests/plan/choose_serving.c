@@ -93,6 +93,10 @@ Test(choose, shared_keys_over_a_cache)
               few.block_m, many.block_m);
     cr_expect_gt(many.workspace, alone.workspace);
     cr_expect_eq(plan("opencl-nvidia", &p, "{\"BLOCK_M\": 8}").block_m, 8);
+    p.shared_sequences = 2;
+    cr_expect_eq(plan("h200-vulkan", &p, NULL).block_m, 8);
+    p.shared_sequences = 32;
+    cr_expect_eq(plan("h200-vulkan", &p, NULL).block_m, 16);
     p.shared_sequences = 1;
     cr_expect_eq(plan("opencl-nvidia", &p, NULL).workspace, alone.workspace);
     p.shared_sequences = 4;
