@@ -17,13 +17,17 @@
 /* A merge follows: a row whose scores are all -inf keeps its O, 0 or NaN, which the merge then weighs. */
 #define ATTUNE_VULKAN_IS_PARTIAL 256u
 
-/* Work of a workgroup: groups of four columns in combine.comp, rows in backward_delta.comp (of eight invocations each),
- * elements of a capture in backward_sums.comp; and the invocations that share the rows of a head in
+/* Work of a workgroup: parts of groups of four columns in combine.comp, rows in backward_delta.comp (of eight
+ * invocations each), elements of a capture in backward_sums.comp; and the invocations that share the rows of a head in
  * backward_sinks.comp. */
-#define ATTUNE_VULKAN_COMBINE_COLUMNS 64u
+#define ATTUNE_VULKAN_COMBINE_THREADS 64u
 #define ATTUNE_VULKAN_DELTA_ROWS      8u
 #define ATTUNE_VULKAN_SUMS_ELEMENTS   64u
 #define ATTUNE_VULKAN_SINKS_THREADS   128u
+
+/* Invocations of combine.comp that share the parts of a group of columns: two to four parts for each. */
+#define ATTUNE_VULKAN_COMBINE_LANES(splits)                                                                            \
+    ((splits) >= 32u ? 16u : (splits) >= 16u ? 8u : (splits) >= 8u ? 4u : (splits) >= 4u ? 2u : 1u)
 
 /* A tensor [batch][head][row][contiguous]. Address 0: it is absent. */
 ATTUNE_STRUCT(attune_vulkan_tensor)

@@ -104,7 +104,8 @@ static attune_status prepare(run *r, bool decode)
         a->partials = base;
         a->partials_ml = base + attune__split_ml(rows, a->splits, (uint64_t)call->v.size[3], sizeof(float));
         const uint64_t groups = rows * (uint64_t)call->v.size[3] / 4;
-        r->combine = (groups + ATTUNE_VULKAN_COMBINE_COLUMNS - 1) / ATTUNE_VULKAN_COMBINE_COLUMNS;
+        const uint32_t each = ATTUNE_VULKAN_COMBINE_THREADS / ATTUNE_VULKAN_COMBINE_LANES(a->splits);
+        r->combine = (groups + each - 1) / each;
     }
     return ATTUNE_OK;
 }
