@@ -7,6 +7,9 @@
  * whole rows. While S is computed the loads of V are in flight, and while O is, those of the next tile's K. Where a
  * key is was found by one lane, a tile ahead, and is passed on by shuffles: pages are translated once for each key.
  *
+ * V is loaded at the beginning of the loop and not for the next tile: NVIDIA's compiler copies what is loaded for the
+ * next pass at the end of the loop, and so waits for it there.
+ *
  * A lane has partial dot products of all rows with its KEYS keys. They are summed over the lanes of a key by exchanging
  * halves, so that in the end each lane has SCORES of the pairs, of one row, and computes score, mask and weight once.
  * The stages are numbered as in docs/algorithm.md.
@@ -105,23 +108,25 @@ Tile find_tile(inout BlockIterator it)
     return tile;
 }
 
-/* `tile` was found earlier, so that the entries of the block table have arrived. */
+/* `tile` was found earlier, so that the entries of the block table have arrived. In place of a key that is missing the
+ * first row is loaded, which every call has, and not used: a load on a condition would set registers first. */
 Keys find_keys(const in Tile tile)
 {
     Keys found;
-    const bool missing = tile.key.x == ~0u && lane < KEYS * KEYS_AT_ONCE;
-    found.missing = subgroupOr(missing ? 1u << (lane & 31u) : 0u);
+    const bool missing = tile.key.x == ~0u;
+    found.missing = subgroupOr(missing && lane < KEYS * KEYS_AT_ONCE ? 1u << (lane & 31u) : 0u);
     found.k_factor = found.v_factor = 0u;
 #ifdef SERVING
-    found.k = k_row(tile.key);
-    found.v = v_row(tile.key);
+    const uvec2 key = missing ? uvec2(0u) : tile.key;
+    found.k = k_row(key);
+    found.v = v_row(key);
     if (is_quantised(K_TYPE) && !has_blocks(K_TYPE) && tile.key.x != NO_PAGE)
         found.k_factor = factor_of(serving.k_scale, coord.kv_h, tile.key);
     if (is_quantised(V_TYPE) && !has_blocks(V_TYPE) && tile.key.x != NO_PAGE)
         found.v_factor = factor_of(serving.v_scale, coord.kv_h, tile.key);
 #else
-    found.k = address_step(k_plane, tile.key.y, k_stride);
-    found.v = address_step(v_plane, tile.key.y, v_stride);
+    found.k = address_step(k_plane, missing ? 0u : tile.key.y, k_stride);
+    found.v = address_step(v_plane, missing ? 0u : tile.key.y, v_stride);
 #endif
     return found;
 }
@@ -147,33 +152,29 @@ Group no_group()
     return Group(uvec4(0u), uvec4(0u));
 }
 
-/* 2: load K */
-void load_k(const in Keys keys)
+/* 2: load K, of the lane's key u */
+void load_k(const in Keys keys, const in uint u)
 {
     const uint groups = HEAD_DIM / 8u;
-    [[unroll]] for (uint u = 0u; u < KEYS; u++) {
-        uvec2 at = uvec2(subgroupShuffle(keys.k.x, finder(u)), subgroupShuffle(keys.k.y, finder(u)));
-        bool there = keys.missing == 0u || (keys.missing >> finder(u) & 1u) == 0u;
-        [[unroll]] for (uint c = 0u; c < K_GROUPS; c++) {
+    const uvec2 at = uvec2(subgroupShuffle(keys.k.x, finder(u)), subgroupShuffle(keys.k.y, finder(u)));
+    [[unroll]] for (uint c = 0u; c < K_GROUPS; c++) {
+        if (groups % KEY_LANES != 0u)
             k_groups[u * K_GROUPS + c] = no_group();
-            if (there && (groups % KEY_LANES == 0u || group_index(c) < groups))
-                k_groups[u * K_GROUPS + c] = load_group(K_TYPE, at, group_index(c));
-        }
+        if (groups % KEY_LANES == 0u || group_index(c) < groups)
+            k_groups[u * K_GROUPS + c] = load_group(K_TYPE, at, group_index(c));
     }
 }
 
 /* For stage 6. */
-void load_v(const in Keys keys)
+void load_v(const in Keys keys, const in uint u)
 {
     const uint groups = HEAD_DIM_V / 8u;
-    [[unroll]] for (uint u = 0u; u < KEYS; u++) {
-        uvec2 at = uvec2(subgroupShuffle(keys.v.x, finder(u)), subgroupShuffle(keys.v.y, finder(u)));
-        bool there = keys.missing == 0u || (keys.missing >> finder(u) & 1u) == 0u;
-        [[unroll]] for (uint c = 0u; c < V_GROUPS; c++) {
+    const uvec2 at = uvec2(subgroupShuffle(keys.v.x, finder(u)), subgroupShuffle(keys.v.y, finder(u)));
+    [[unroll]] for (uint c = 0u; c < V_GROUPS; c++) {
+        if (groups % KEY_LANES != 0u)
             v_groups[u * V_GROUPS + c] = no_group();
-            if (there && (groups % KEY_LANES == 0u || group_index(c) < groups))
-                v_groups[u * V_GROUPS + c] = load_group(V_TYPE, at, group_index(c));
-        }
+        if (groups % KEY_LANES == 0u || group_index(c) < groups)
+            v_groups[u * V_GROUPS + c] = load_group(V_TYPE, at, group_index(c));
     }
 }
 
@@ -228,13 +229,13 @@ vec4 q_of(const in uint r, const in uint c, const in uint half_group)
     return shared_q[(r * K_GROUPS * KEY_LANES + group_index(c)) * 2u + half_group];
 }
 
-/* 3: S = Q K^T, a lane's share of the sums */
-void compute_s(const in Keys keys)
+/* 3: S = Q K^T, a lane's share of the sums; and the loads of the next tile's K */
+void compute_s(const in Keys keys, const in Keys next)
 {
-    [[unroll]] for (uint i = 0u; i < PAIRS; i++)
-        pairs[i] = 0.0;
-    [[unroll]] for (uint c = 0u; c < K_GROUPS; c++)
-        [[unroll]] for (uint u = 0u; u < KEYS; u++) {
+    [[unroll]] for (uint u = 0u; u < KEYS; u++) {
+        [[unroll]] for (uint r = 0u; r < BLOCK_M; r++)
+            pairs[r * KEYS + u] = 0.0;
+        [[unroll]] for (uint c = 0u; c < K_GROUPS; c++) {
             vec4 low, high;
             widen_group(K_TYPE, k_groups[u * K_GROUPS + c], factor_of_key(K_TYPE, keys.k_factor, u), low, high);
             [[unroll]] for (uint r = 0u; r < BLOCK_M; r++) {
@@ -244,6 +245,8 @@ void compute_s(const in Keys keys)
                 pairs[r * KEYS + u] = fma(b.x, high.x, fma(b.y, high.y, fma(b.z, high.z, fma(b.w, high.w, sum))));
             }
         }
+        load_k(next, u);
+    }
 }
 
 /* One step of the sums over the lanes of a key: of PAIRS >> step values, a lane keeps one half and passes the other one
@@ -464,23 +467,23 @@ void main()
     BlockIterator it = block_iterator_begin(args, coord);
 #endif
     Tile tile = find_tile(it);
-    begin_q();
     Keys keys = find_keys(tile);
     Tile next = tile;
     if (tile.exists) {
-        load_k(keys);
+        [[unroll]] for (uint u = 0u; u < KEYS; u++)
+            load_k(keys, u);
         next = find_tile(it);
     }
+    begin_q();
     while (tile.exists) {
-        load_v(keys);
+        [[unroll]] for (uint u = 0u; u < KEYS; u++)
+            load_v(keys, u);
         const Keys next_keys = find_keys(next);
         Tile after = next;
         if (next.exists)
             after = find_tile(it);
 
-        compute_s(keys); /* 3: S = Q K^T */
-        if (next.exists)
-            load_k(next_keys);
+        compute_s(keys, next_keys); /* 3: S = Q K^T */
         exchange(0u);
         exchange(1u);
         exchange(2u);
