@@ -3,7 +3,7 @@
 """ggml's attention on Vulkan beside attune's, on the same shapes and device in one run (docs/benchmarking.md).
 
 Builds the Vulkan backend of a checkout of ggml, with glslc, Vulkan's and SPIR-V's headers of the machine (further words for
-CMake: --cmake), and ggml_attention.c with it, in CHECKOUT/build-peers; --program takes one that is built. For each workload
+CMake: --cmake), and attention_ggml.c with it, in CHECKOUT/build-peers; --program takes one that is built. For each workload
 of a file runs `attune bench`, then GGML_OP_FLASH_ATTN_EXT: q and the result are f32, keys and values f16, sums f32, a soft-cap
 is the operation's own, and the mask, which ggml takes as data, a tensor of 0 and -inf that all heads share.
 Inputs are random normal numbers. Either's time is that of the device's clock: of ggml what GGML_VK_PERF_LOGGER prints, with
@@ -27,7 +27,7 @@ import attune_rows
 here = pathlib.Path(__file__).resolve().parent
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument('ggml', nargs='?', type=pathlib.Path, help='a checkout of ggml')
-parser.add_argument('--program', type=pathlib.Path, help='ggml_attention as an earlier run built it; no checkout is needed')
+parser.add_argument('--program', type=pathlib.Path, help='attention_ggml as an earlier run built it; no checkout is needed')
 parser.add_argument('--cmake', default='', help='further words for CMake, such as -DVulkan_GLSLC_EXECUTABLE=PATH')
 parser.add_argument('--jobs', type=int, default=os.cpu_count(), help='processes of the build')
 parser.add_argument('--attune', default='attune', help='the program; "" leaves attune out')
@@ -41,6 +41,7 @@ parser.add_argument('--warmup-time', type=float, default=0.3, help='seconds of c
 parser.add_argument('--seed', type=int, default=1)
 parser.add_argument('--scale', type=float, default=1, help='lengths and batch times this, for a slow device')
 parser.add_argument('--json', type=pathlib.Path, help='all rows, as attune bench --json writes them; after each workload')
+parser.add_argument('--routed', action='store_true', help="ggml has examples/ggml's patch: its own shader, and then attune inside it")
 parser.add_argument('--limit', type=float, default=0, help='seconds after which no further workload begins; 0 = none')
 parser.add_argument('--bench', default='', help='further words for attune bench')
 options = parser.parse_args()
@@ -52,8 +53,8 @@ TIMING = re.compile(r'^FLASH_ATTN_EXT .*: \d+ x ([\d.e+-]+) us', re.M)
 
 def build(checkout):
     """The program, built where it is missing or older than its source."""
-    out, source = checkout / 'build-peers', here / 'ggml_attention.c'
-    program = out / 'ggml_attention'
+    out, source = checkout / 'build-peers', here / 'attention_ggml.c'
+    program = out / 'attention_ggml'
     configure = ['cmake', '-S', checkout, '-B', out, '-DCMAKE_BUILD_TYPE=Release', '-DBUILD_SHARED_LIBS=ON', '-DGGML_VULKAN=ON',
                  '-DGGML_BUILD_TESTS=OFF', '-DGGML_BUILD_EXAMPLES=OFF', *options.cmake.split()]
     libraries = out / 'src'
@@ -85,7 +86,7 @@ def scaled(w):
 
 
 def numbers(w):
-    """The workload as ggml_attention takes it; raises with the reason where ggml has no such operation."""
+    """The workload as attention_ggml takes it; raises with the reason where ggml has no such operation."""
     n = {'batch': w.get('batch', 1), 'heads': w['heads'], 'kv_heads': w.get('kv_heads', w['heads']), 'q_len': w['q_len'],
          'kv_len': w.get('kv_len', w['q_len']), 'dim': w['head_dim'], 'dim_v': w.get('head_dim_v', w['head_dim']), 'scale': w.get('scale', 0)}
     mask, score = w.get('mask', ''), w.get('score', '')
@@ -106,27 +107,28 @@ def numbers(w):
     return n
 
 
-def run_ggml(program, w):
+def run_ggml(program, w, route):
     """The samples in seconds, the calls of each, the device's name."""
     words = numbers(w) | {'seed': options.seed, 'samples': options.repetitions, 'min_time': options.min_time, 'warmup_time': options.warmup_time}
-    environment = os.environ | {'GGML_VK_PERF_LOGGER': '1', 'GGML_VK_VISIBLE_DEVICES': str(options.ggml_device)}
+    environment = os.environ | {'GGML_ATTUNE': str(int(route)), 'GGML_VK_PERF_LOGGER': '1', 'GGML_VK_VISIBLE_DEVICES': str(options.ggml_device)}
     done = subprocess.run([program, 'Vulkan0', *(f'{k}={v}' for k, v in words.items())], check=False, capture_output=True, text=True,
                           env=environment)
     said = dict(line.split(' ', 1) for line in done.stdout.splitlines() if ' ' in line)
     samples = [float(us) * 1e-6 for us in TIMING.findall(done.stderr)][-options.repetitions:]
     if done.returncode or not samples:
-        lines = [line for line in done.stderr.splitlines() if line.startswith('ggml_attention:')] or done.stderr.strip().splitlines()
+        lines = [line for line in done.stderr.splitlines() if line.startswith('attention_ggml:')] or done.stderr.strip().splitlines()
         raise ValueError(lines[-1] if lines else f'ended with status {done.returncode}')
     return samples, int(said['calls']), said['device'], [float(s) for s in said['host'].split()]
 
 
-def row_of(program, w, median):
-    name = f'{w["name"]}/ggml-vulkan/f16'
+def row_of(program, w, median, route):
+    by = 'ggml-vulkan-attune' if route else 'ggml-vulkan'
+    name = f'{w["name"]}/{by}/f16'
     row = {'name': f'{name}_median', 'run_name': name, 'run_type': 'aggregate', 'aggregate_name': 'median', 'aggregate_unit': 'time',
-           'time_unit': 'ms', 'workload': w['name'], 'kind': 'peer', 'device': 'ggml-vulkan', 'dtype': 'f16', 'plan': 'GGML_OP_FLASH_ATTN_EXT',
+           'time_unit': 'ms', 'workload': w['name'], 'kind': 'peer', 'device': by, 'dtype': 'f16', 'plan': 'GGML_OP_FLASH_ATTN_EXT',
            'timer': 'device timestamps'}
     try:
-        samples, calls, device, host = run_ggml(program, w)
+        samples, calls, device, host = run_ggml(program, w, route)
     except (OSError, ValueError) as error:
         return row | {'status': 'unsupported', 'message': str(error)}
     document['context']['ggml_device'] = device
@@ -156,8 +158,9 @@ binary = options.program.resolve() if options.program else build(options.ggml.re
 scratch = tempfile.TemporaryDirectory(prefix='ggml-peers-')
 document = {'context': {}, 'benchmarks': []}
 ratios = []
-print(f'{"":22} {"attune":>9} {"":>8} {"":>7} {"ggml":>9}\n{"workload":22} {"ms":>9} {"TFLOP/s":>8} {"GB/s":>7} {"ms":>9} {"TFLOP/s":>8} '
-      f'{"GB/s":>7} {"faster":>7}  plan, or why not')
+columns = ['attune', 'ggml'] + ['attune in ggml'] * options.routed
+print(f'{"":22}' + ''.join(f' {name:>26}' for name in columns))
+print(f'{"workload":22}' + f' {"ms":>9} {"TFLOP/s":>8} {"GB/s":>7}' * len(columns) + f' {"faster":>7}  plan, or why not')
 begin = time.monotonic()
 for w in map(scaled, workloads):
     if options.limit and time.monotonic() - begin > options.limit:
@@ -169,13 +172,14 @@ for w in map(scaled, workloads):
         document['context'] |= rows['context']
         document['benchmarks'] += rows['benchmarks']
         median = next((row for row in rows['benchmarks'] if row.get('aggregate_name') == 'median'), None)
-    peer = row_of(binary, w, median)
-    document['benchmarks'].append(peer)
+    peers = [row_of(binary, w, median, route) for route in range(1 + options.routed)]
+    document['benchmarks'] += peers
+    peer = peers[0]
     faster = peer['median_seconds'] / median['median_seconds'] if peer['status'] == 'ok' and median and median['status'] == 'ok' else 0
     if faster:
         ratios.append(faster)
-    why = [row['message'] for row in (median, peer) if row and row.get('status') != 'ok']
-    print(f'{w["name"]:22} {cells(median)} {cells(peer)} {f"{faster:.2f}x" if faster else "-":>7}  '
+    why = [row['message'] for row in (median, *peers) if row and row.get('status') != 'ok']
+    print(f'{w["name"]:22} {" ".join(map(cells, (median, *peers)))} {f"{faster:.2f}x" if faster else "-":>7}  '
           f'{"; ".join(why) or (median or {}).get("plan", "")}'[:160], flush=True)
     if options.json:
         options.json.write_text(json.dumps(document, indent=2) + '\n')

@@ -2,7 +2,7 @@
 /*
  * GGML_OP_FLASH_ATTN_EXT on a device of ggml's, timed for ggml_peers.py, which builds it against a checkout of ggml:
  *
- *   ggml_attention DEVICE KEY=VALUE...
+ *   attention_ggml DEVICE KEY=VALUE...
  *
  * A graph has the operation many times over, and each waits for the one before it, as they have one result. Graphs are
  * computed until the warm-up is over, then `samples` of them: the caller has ggml print the time that the device's own
@@ -36,7 +36,7 @@ _Static_assert(sizeof(workload) == sizeof names / sizeof *names * sizeof(double)
 
 static int fail(const char *what, const char *which)
 {
-    fprintf(stderr, "ggml_attention: %s%s\n", what, which);
+    fprintf(stderr, "attention_ggml: %s%s\n", what, which);
     return 1;
 }
 
@@ -79,24 +79,25 @@ static double uniform(void)
     return ((double)(state >> 11) + 0.5) * 0x1p-53;
 }
 
-/* Normal numbers, of which the first 65,536 are computed and the others drawn from them, as attune bench has them. */
+/* Normal numbers, of which the first 65,536 are computed, and the others are runs of these. */
 static int fill(struct ggml_tensor *t)
 {
-    const int64_t count = ggml_nelements(t);
-    float *x = malloc((size_t)count * sizeof *x);
-    ggml_fp16_t *half = malloc((size_t)count * sizeof *half);
-    if (!x || !half) {
-        free(x);
-        free(half);
+    static float computed[COMPUTED];
+    static ggml_fp16_t halves[COMPUTED];
+    const size_t count = (size_t)ggml_nelements(t), element = ggml_type_size(t->type), run = 128;
+    for (int i = 0; i < COMPUTED; i++)
+        computed[i] = (float)(sqrt(-2 * log(uniform())) * cos(6.283185307179586 * uniform()));
+    ggml_fp32_to_fp16_row(computed, halves, COMPUTED);
+    const char *from = t->type == GGML_TYPE_F16 ? (const char *)halves : (const char *)computed;
+    char *x = malloc(count * element);
+    if (!x)
         return fail("no memory for numbers", "");
+    for (size_t i = 0; i < count; i += run) {
+        const size_t first = i < COMPUTED ? i : (size_t)(uniform() * (double)(COMPUTED - run));
+        memcpy(x + i * element, from + first * element, (count - i < run ? count - i : run) * element);
     }
-    for (int64_t i = 0; i < count; i++)
-        x[i] = i < COMPUTED ? (float)(sqrt(-2 * log(uniform())) * cos(6.283185307179586 * uniform()))
-                            : x[(uint64_t)(uniform() * COMPUTED)];
-    ggml_fp32_to_fp16_row(x, half, count);
-    ggml_backend_tensor_set(t, t->type == GGML_TYPE_F16 ? (const void *)half : x, 0, ggml_nbytes(t));
+    ggml_backend_tensor_set(t, x, 0, count * element);
     free(x);
-    free(half);
     return 0;
 }
 
@@ -197,7 +198,7 @@ int main(int argc, char **argv)
 {
     workload w = {.batch = 1, .samples = 10, .min_time = 0.2, .warmup_time = 0.3, .seed = 1};
     if (argc < 2)
-        return fail("usage: ggml_attention DEVICE KEY=VALUE...", "");
+        return fail("usage: attention_ggml DEVICE KEY=VALUE...", "");
     if (parse(&w, argc - 2, argv + 2))
         return 1;
     state = 0x9e3779b97f4a7c15u * ((uint64_t)w.seed + 1);
