@@ -71,7 +71,7 @@ static engine *engine_create(void)
         engine_destroy(e);
         return NULL;
     }
-    e->plans = operation_plans_create(e->instance, e->device);
+    e->plans = operation_plans_create(e->instance, e->device, 1);
     if (!e->plans) {
         engine_destroy(e);
         return NULL;

@@ -33,6 +33,7 @@ struct operation_plans {
     attune_instance *instance;
     attune_device *device;
     attune_limits limits;
+    int64_t block_rows;
     entry *entries;
 };
 
@@ -55,7 +56,7 @@ static void entry_destroy(entry *x)
     free(x);
 }
 
-operation_plans *operation_plans_create(attune_instance *instance, attune_device *device)
+operation_plans *operation_plans_create(attune_instance *instance, attune_device *device, int64_t block_rows)
 {
     operation_plans *plans = calloc(1, sizeof *plans);
     attune_device_info info = {.struct_size = sizeof info};
@@ -66,6 +67,7 @@ operation_plans *operation_plans_create(attune_instance *instance, attune_device
     plans->instance = instance;
     plans->device = device;
     plans->limits = info.limits;
+    plans->block_rows = block_rows;
     return plans;
 }
 
@@ -202,10 +204,10 @@ static void slopes_fill(const shape *s, float *slope)
 }
 
 /* A mask tensor that a block mask can follow. */
-static bool has_blocks(const shape *s)
+static bool has_blocks(const operation_plans *p, const shape *s)
 {
-    return !is_serving(s) && s->mask_heads && (s->mask_batch == 1 || s->mask_batch == s->batch) &&
-           (s->mask_heads == 1 || s->mask_heads == s->heads);
+    return s->q_len >= p->block_rows && !is_serving(s) && s->mask_heads &&
+           (s->mask_batch == 1 || s->mask_batch == s->batch) && (s->mask_heads == 1 || s->mask_heads == s->heads);
 }
 
 static attune_problem problem_of(const shape *s, const attune_expr *score)
@@ -258,7 +260,7 @@ static attune_status entry_fill(const operation_plans *p, entry *x)
     attune_problem problem = problem_of(s, x->score);
     if (!status && x->serving)
         status = upload_lengths(p, x);
-    if (!status && has_blocks(s)) {
+    if (!status && has_blocks(p, s)) {
         const attune_mask_desc desc = {.struct_size = sizeof desc,
                                        .batch = s->batch,
                                        .heads = s->heads,

@@ -34,8 +34,9 @@ typedef struct operation_call {
 typedef attune_status (*operation_lend)(void *user, const struct ggml_tensor *tensor, attune_buffer **buffer,
                                         uint64_t *offset);
 
-/* The plans of a device, which must outlive them; by one thread at a time. NULL = no memory. */
-operation_plans *operation_plans_create(attune_instance *instance, attune_device *device);
+/* The plans of a device, which must outlive them; by one thread at a time. Calls of at least block_rows queries have a
+ * block mask, whose update takes launches of its own. NULL = no memory. */
+operation_plans *operation_plans_create(attune_instance *instance, attune_device *device, int64_t block_rows);
 void operation_plans_destroy(operation_plans *plans);
 
 /* Whether attune's planner has a kernel for an operation; else the reason. Compiles nothing. */
