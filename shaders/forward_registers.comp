@@ -71,12 +71,13 @@ uvec2 address_sum(const in uvec2 a, const in uvec2 b)
     return uvec2(low, a.y + b.y + carry);
 }
 
-/* Loads are begun long before their values are stored to shared memory, so that arithmetic hides their latency. */
-#define FETCH_ROWS(from, stride, kv, groups, dim)                                                                      \
+/* Loads are begun a tile before their values are stored to shared memory, so that arithmetic hides their latency. */
+#define FETCH_ROWS(fetched, from, stride, kv, groups, dim)                                                             \
     if (aligned) {                                                                                                     \
         uint n = tid / (groups), g = tid % (groups);                                                                   \
         uvec2 at = address_add(address_step(from, (kv) + n, stride), g * 16u);                                         \
-        [[unroll]] for (uint f = 0u; f < FETCH; f++) {                                                                 \
+        [[unroll]] for (uint f = 0u; f < FETCH; f++)                                                                   \
+        {                                                                                                              \
             if (THREADS % (groups) != 0u) {                                                                            \
                 n = (tid + f * THREADS) / (groups), g = (tid + f * THREADS) % (groups);                                \
                 at = address_add(address_step(from, (kv) + n, stride), g * 16u);                                       \
@@ -89,14 +90,15 @@ uvec2 address_sum(const in uvec2 a, const in uvec2 b)
         }                                                                                                              \
     }
 
-/* Groups that FETCH does not cover, or that are not aligned, are loaded here. */
-#define STORE_ROWS(where, from, stride, kv, groups, dim, row_stride, look)                                             \
+/* Groups that FETCH does not cover, or that are not aligned, are loaded here. With `look`, NaN and infinities are noted
+ * for the tile `number`. */
+#define STORE_ROWS(fetched, where, from, stride, kv, groups, dim, row_stride, look, number)                            \
     {                                                                                                                  \
         if (aligned) [[unroll]]                                                                                        \
             for (uint f = 0u; f < FETCH; f++) {                                                                        \
                 uint i = tid + f * THREADS, n = i / (groups), g = i % (groups);                                        \
-                if (look && masked && is_non_finite(fetched[f]))                                                       \
-                    non_finite[0] = step;                                                                              \
+                if ((look) && is_non_finite(fetched[f]))                                                               \
+                    non_finite[(number) % 2u] = number;                                                                \
                 if (FETCHED <= BLOCK_N * (groups) || n < BLOCK_N)                                                      \
                     memory[(where) + n * (row_stride) + g] = fetched[f].low;                                           \
             }                                                                                                          \
@@ -105,11 +107,48 @@ uvec2 address_sum(const in uvec2 a, const in uvec2 b)
                 uint n = i / (groups), g = i % (groups);                                                               \
                 Group late = fetch(address_add(address_step(from, (kv) + n, stride), g * 16u), aligned,                \
                                    g < (dim) / 8u && (kv) + n < kv_len);                                               \
-                if (look && masked && is_non_finite(late))                                                             \
-                    non_finite[0] = step;                                                                              \
+                if ((look) && is_non_finite(late))                                                                     \
+                    non_finite[(number) % 2u] = number;                                                                \
                 memory[(where) + n * (row_stride) + g] = late.low;                                                     \
             }                                                                                                          \
     }
+#define FETCH_K(tile) FETCH_ROWS(fetched_k, k_plane, k_stride, tile.kv0, K_GROUPS, HEAD_DIM)
+#define FETCH_V(tile) FETCH_ROWS(fetched_v, v_plane, v_stride, tile.kv0, V_GROUPS, HEAD_DIM_V)
+#define STORE_K(where, tile)                                                                                           \
+    STORE_ROWS(fetched_k, where, k_plane, k_stride, tile.kv0, K_GROUPS, HEAD_DIM, K_STRIDE, false, 0u)
+#define STORE_V(where, tile, number)                                                                                   \
+    STORE_ROWS(fetched_v, where, v_plane, v_stride, tile.kv0, V_GROUPS, HEAD_DIM_V, V_STRIDE, is_masked(tile, kv_len), \
+               number)
+
+/* S = Q K^T of the keys in shared memory. */
+#define PRODUCT_S(s, where)                                                                                            \
+    {                                                                                                                  \
+        [[unroll]] for (uint i = 0u; i < S_COUNT; i++) s[i] = MATRIX_F32(0.0);                                         \
+        [[unroll]] for (uint t = 0u; t < Q_TILES; t++) [[unroll]] for (uint j = 0u; j < S_TILES; j++)                  \
+        {                                                                                                              \
+            MATRIX_B b;                                                                                                \
+            coopMatLoad(b, memory, (where) + j * MATRIX_N * K_STRIDE + t * (MATRIX_N / 8u), K_STRIDE, COLUMN_MAJOR);   \
+            [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)                                                           \
+                s[r * S_TILES + j] = coopMatMulAdd(held[r * Q_TILES + t], b, s[r * S_TILES + j]);                      \
+        }                                                                                                              \
+    }
+
+/* A tile of keys; from kv_len on there is none, and its keys are zeros. */
+struct Keys {
+    uint kv0, kind;
+};
+
+Keys next_keys(inout BlockIterator it, const in uint kv_block, const in uint kv_len)
+{
+    bool there = block_iterator_next(it, kv_block, kv_len);
+    return Keys(there ? it.row0 : kv_len, it.kind);
+}
+
+/* Whether some of its pairs may be forbidden. */
+bool is_masked(const in Keys keys, const in uint kv_len)
+{
+    return (MASK && keys.kind != 0u) || keys.kv0 + BLOCK_N > kv_len;
+}
 
 /* Codes for NaN and the infinities, so that a sum of up to 255 codes shows which occurred. A weight of 0 times any of
  * them is NaN: such a pair multiplies its code by CODE_NAN. */
@@ -154,7 +193,8 @@ void main()
     float m[ALL_ROWS], row_max[ALL_ROWS]; /* the maximum that scores are relative to; the true one */
     float l[ALL_ROWS],
         weight[ALL_ROWS]; /* this lane's share of the sum, and of the sum of weights rounded to f16, which divides O */
-    [[unroll]] for (uint i = 0u; i < ALL_ROWS; i++) {
+    [[unroll]] for (uint i = 0u; i < ALL_ROWS; i++)
+    {
         uint row = warp * ROWS + i / ROW_COUNT * MATRIX_M + row_at(i % ROW_COUNT, lane);
         row_q[i] = coord.q0 + query_of(row, coord.queries);
         row_h[i] = coord.h0 + head_of(row, coord.queries);
@@ -162,76 +202,70 @@ void main()
         l[i] = weight[i] = 0.0;
     }
 
-    Group fetched[FETCH];
-    BlockIterator next = block_iterator_begin(args, coord);
-    bool more = block_iterator_next(next, kv_block, kv_len);
-    if (more)
-        FETCH_ROWS(k_plane, k_stride, next.row0, K_GROUPS, HEAD_DIM)
+    /* Of the tiles `now`, `next` and `then`, a step computes S of `next` before the softmax of `now`, so that the
+     * products of the one run beside the exponentials of the other. */
+    BlockIterator blocks = block_iterator_begin(args, coord);
+    Keys now = next_keys(blocks, kv_block, kv_len), next = next_keys(blocks, kv_block, kv_len),
+         then = next_keys(blocks, kv_block, kv_len);
+    Group fetched_k[FETCH], fetched_v[FETCH];
+    FETCH_K(now)
+    FETCH_V(now)
 
-    /* 1: load Q */
-    if (tid == 0u)
-        non_finite[0] = 0u;
-    [[dont_unroll]] for (uint i = tid; i < BLOCK_M * K_GROUPS; i += THREADS) {
-        uint r = i / K_GROUPS, g = i % K_GROUPS;
-        uvec2 at = address_step(address_step(q_plane, head_of(r, coord.queries), q_stride_h),
-                                coord.q0 + query_of(r, coord.queries), q_stride);
-        Group q8 = fetch(Q_TYPE, address_add(at, g * 8u * bytes_of(Q_TYPE)), aligned,
-                         r < coord.rows && g < HEAD_DIM / 8u);
-        memory[Q_OFFSET + r * K_STRIDE + g] = convert(Q_TYPE, q8, TYPE);
-    }
-    barrier();
-    const uint q_base = Q_OFFSET + warp * ROWS * K_STRIDE, p_base = P_OFFSET + warp * ROWS * P_STRIDE;
+    /* 1: load Q, through shared memory in as many parts as that needs */
+    if (tid < 2u)
+        non_finite[tid] = 0u;
     MATRIX_A held[HELD_COUNT];
-    if (HOLD_Q) [[unroll]]
-        for (uint i = 0u; i < HELD_COUNT; i++)
-            coopMatLoad(held[i], memory, q_base + i / Q_TILES * MATRIX_M * K_STRIDE + i % Q_TILES * (MATRIX_N / 8u),
-                        K_STRIDE, ROW_MAJOR);
+    [[unroll]] for (uint part = 0u; part < BLOCK_M; part += Q_ROWS)
+    {
+        [[dont_unroll]] for (uint i = tid; i < Q_ROWS * K_GROUPS; i += THREADS)
+        {
+            uint r = part + i / K_GROUPS, g = i % K_GROUPS;
+            uvec2 at = address_step(address_step(q_plane, head_of(r, coord.queries), q_stride_h),
+                                    coord.q0 + query_of(r, coord.queries), q_stride);
+            Group q8 = fetch(Q_TYPE, address_add(at, g * 8u * bytes_of(Q_TYPE)), aligned,
+                             r < coord.rows && g < HEAD_DIM / 8u);
+            memory[(r - part) * K_STRIDE + g] = convert(Q_TYPE, q8, TYPE);
+        }
+        barrier();
+        if (warp * ROWS / Q_ROWS == part / Q_ROWS) [[unroll]]
+            for (uint i = 0u; i < HELD_COUNT; i++)
+                coopMatLoad(held[i], memory,
+                            (warp * ROWS - part + i / Q_TILES * MATRIX_M) * K_STRIDE + i % Q_TILES * (MATRIX_N / 8u),
+                            K_STRIDE, ROW_MAJOR);
+        barrier();
+    }
     MATRIX_F32 o[O_COUNT];
-    [[unroll]] for (uint i = 0u; i < O_COUNT; i++)
-        o[i] = MATRIX_F32(0.0);
+    [[unroll]] for (uint i = 0u; i < O_COUNT; i++) o[i] = MATRIX_F32(0.0);
+
+    /* 2: load K and V; each has two slots of shared memory, so that a step has one barrier */
+    uint k_at = SLOT, v_at = 2u * SLOT; /* of K of `next`, of V of `now` */
+    STORE_K(0u, now)
+    STORE_V(v_at, now, 1u)
+    FETCH_K(next)
+    FETCH_V(next)
+    barrier();
+    MATRIX_F32 s[S_COUNT];
+    PRODUCT_S(s, 0u)
+    STORE_K(k_at, next)
+    FETCH_K(then)
     barrier();
 
-    [[dont_unroll]] for (uint step = 1u; more; step++) {
-        const uint kv0 = next.row0, kind = next.kind;
-        more = block_iterator_next(next, kv_block, kv_len);
-        bool masked = (MASK && kind != 0u) || kv0 + BLOCK_N > kv_len; /* some pairs may be forbidden */
+    [[dont_unroll]] for (uint step = 1u; now.kv0 < kv_len; step++)
+    {
+        const uint kv0 = now.kv0;
+        const bool masked = is_masked(now, kv_len);
 
-        /* 2: load K; V has other shared memory, so that no barrier is needed before this */
-        STORE_ROWS(0u, k_plane, k_stride, kv0, K_GROUPS, HEAD_DIM, K_STRIDE, false)
-        FETCH_ROWS(v_plane, v_stride, kv0, V_GROUPS, HEAD_DIM_V)
-        barrier();
-
-        /* 3: S = Q K^T */
-        MATRIX_F32 s[S_COUNT];
-        [[unroll]] for (uint i = 0u; i < S_COUNT; i++)
-            s[i] = MATRIX_F32(0.0);
-        if (HOLD_Q) [[unroll]]
-            for (uint t = 0u; t < Q_TILES; t++)
-                [[unroll]] for (uint j = 0u; j < S_TILES; j++) {
-                    MATRIX_B b;
-                    coopMatLoad(b, memory, j * MATRIX_N * K_STRIDE + t * (MATRIX_N / 8u), K_STRIDE, COLUMN_MAJOR);
-                    [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)
-                        s[r * S_TILES + j] = coopMatMulAdd(held[r * Q_TILES + t], b, s[r * S_TILES + j]);
-                }
-        else [[dont_unroll]]
-            for (uint t = 0u; t < Q_TILES; t++) {
-                MATRIX_A a[ROW_TILES];
-                [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)
-                    coopMatLoad(a[r], memory, q_base + r * MATRIX_M * K_STRIDE + t * (MATRIX_N / 8u), K_STRIDE,
-                                ROW_MAJOR);
-                [[unroll]] for (uint j = 0u; j < S_TILES; j++) {
-                    MATRIX_B b;
-                    coopMatLoad(b, memory, j * MATRIX_N * K_STRIDE + t * (MATRIX_N / 8u), K_STRIDE, COLUMN_MAJOR);
-                    [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)
-                        s[r * S_TILES + j] = coopMatMulAdd(a[r], b, s[r * S_TILES + j]);
-                }
-            }
+        /* 3: S = Q K^T of the next tile */
+        MATRIX_F32 next_s[S_COUNT];
+        PRODUCT_S(next_s, k_at)
 
         /* 4: score and mask */
         uint allowed[S_COUNT];
-        [[unroll]] for (uint i = 0u; i < S_COUNT; i++) {
+        [[unroll]] for (uint i = 0u; i < S_COUNT; i++)
+        {
             allowed[i] = 0xffffffffu;
-            [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
+            [[unroll]] for (uint e = 0u; e < LENGTH; e++)
+            {
                 float x = s[i][e] * factor;
                 if (SCORE) {
                     uint row = i / S_TILES * ROW_COUNT + row_of(e);
@@ -243,33 +277,34 @@ void main()
         }
         if (masked) {
             /* Without branches, so that the loads of all pairs are in flight together; captures check indices. */
-            if (MASK && kind != 0u) [[unroll]]
+            if (MASK && now.kind != 0u) [[unroll]]
                 for (uint i = 0u; i < S_COUNT; i++)
-                    [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
+                    [[unroll]] for (uint e = 0u; e < LENGTH; e++)
+                    {
                         uint row = i / S_TILES * ROW_COUNT + row_of(e);
                         uint kv = kv0 + i % S_TILES * MATRIX_N + column_at(e, lane);
                         bool may = attune_mask(int(coord.b), int(row_h[row]), int(row_q[row]), int(kv), args.mask_mod);
                         allowed[i] &= may ? ~0u : ~(1u << e);
                     }
-            [[unroll]] for (uint i = 0u; i < S_COUNT; i++)
-                [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
-                    uint kv = kv0 + i % S_TILES * MATRIX_N + column_at(e, lane);
-                    allowed[i] &= kv < kv_len ? ~0u : ~(1u << e);
-                    s[i][e] = (allowed[i] >> e & 1u) != 0u ? s[i][e] : LOWEST;
-                }
+            [[unroll]] for (uint i = 0u; i < S_COUNT; i++) [[unroll]] for (uint e = 0u; e < LENGTH; e++)
+            {
+                uint kv = kv0 + i % S_TILES * MATRIX_N + column_at(e, lane);
+                allowed[i] &= kv < kv_len ? ~0u : ~(1u << e);
+                s[i][e] = (allowed[i] >> e & 1u) != 0u ? s[i][e] : uintBitsToFloat(0xff800000u);
+            }
         }
 
         /* 5: online softmax */
         float most[ALL_ROWS], alpha[ALL_ROWS];
-        [[unroll]] for (uint i = 0u; i < ALL_ROWS; i++)
-            most[i] = LOWEST;
-        [[unroll]] for (uint i = 0u; i < S_COUNT; i++)
-            [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
-                uint row = i / S_TILES * ROW_COUNT + row_of(e);
-                most[row] = max(most[row], s[i][e]);
-            }
+        [[unroll]] for (uint i = 0u; i < ALL_ROWS; i++) most[i] = LOWEST;
+        [[unroll]] for (uint i = 0u; i < S_COUNT; i++) [[unroll]] for (uint e = 0u; e < LENGTH; e++)
+        {
+            uint row = i / S_TILES * ROW_COUNT + row_of(e);
+            most[row] = max(most[row], s[i][e]);
+        }
         bool rescale = false;
-        [[unroll]] for (uint i = 0u; i < ALL_ROWS; i++) {
+        [[unroll]] for (uint i = 0u; i < ALL_ROWS; i++)
+        {
             most[i] = largest_across(most[i]);
             row_max[i] = max(row_max[i], most[i]);
             /* The first tile always rescales: LOWEST is far below every score. */
@@ -281,100 +316,92 @@ void main()
             l[i] *= alpha[i];
             weight[i] *= alpha[i];
         }
-        [[unroll]] for (uint i = 0u; i < S_COUNT; i++) {
-            MATRIX_F16 p;
-            [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
-                uint row = i / S_TILES * ROW_COUNT + row_of(e);
-                float x = exp2((s[i][e] - m[row]) * TO_LOG2);
-                if (masked)
-                    x = (allowed[i] >> e & 1u) != 0u ? x : 0.0;
-                l[row] += x;
-                float16_t h = float16_t(x);
-                weight[row] += float(h);
-                p[e] = h;
-            }
-            coopMatStore(p, memory, p_base + i / S_TILES * MATRIX_M * P_STRIDE + i % S_TILES * (MATRIX_N / 8u),
-                         P_STRIDE, ROW_MAJOR);
+        /* A forbidden pair has -inf, relative to a maximum that never is: its weight is 0. */
+        MATRIX_A p[S_COUNT];
+        [[unroll]] for (uint i = 0u; i < S_COUNT; i++) [[unroll]] for (uint e = 0u; e < LENGTH; e++)
+        {
+            uint row = i / S_TILES * ROW_COUNT + row_of(e);
+            float x = exp2((s[i][e] - m[row]) * TO_LOG2);
+            l[row] += x;
+            float16_t h = float16_t(x);
+            weight[row] += float(h);
+            p[i][e] = h;
         }
 
-        STORE_ROWS(V_OFFSET, v_plane, v_stride, kv0, V_GROUPS, HEAD_DIM_V, V_STRIDE, true)
-        if (more)
-            FETCH_ROWS(k_plane, k_stride, next.row0, K_GROUPS, HEAD_DIM)
         if (subgroupAny(rescale)) [[unroll]]
             for (uint i = 0u; i < O_COUNT; i++)
-                [[unroll]] for (uint e = 0u; e < LENGTH; e++)
-                    o[i][e] *= alpha[i / O_TILES * ROW_COUNT + row_of(e)];
-        barrier();
+                [[unroll]] for (uint e = 0u; e < LENGTH; e++) o[i][e] *= alpha[i / O_TILES * ROW_COUNT + row_of(e)];
 
         /* The non-finite slow path, since 0 times NaN is NaN where the pair is forbidden: V's NaN and infinities become
-         * 0, and their codes, in the shared memory of K, are summed over the allowed pairs. */
-        bool codes = masked && non_finite[0] == step;
+         * 0, and their codes, in the slot of K that is free, are summed over the allowed pairs. */
+        const uint codes_at = SLOT - k_at;
+        bool codes = masked && non_finite[step % 2u] == step;
         if (codes) {
-            [[dont_unroll]] for (uint i = tid; i < BLOCK_N * V_GROUPS; i += THREADS) {
+            [[dont_unroll]] for (uint i = tid; i < BLOCK_N * V_GROUPS; i += THREADS)
+            {
                 uint at = i / V_GROUPS * V_STRIDE + i % V_GROUPS;
-                uvec4 value = memory[V_OFFSET + at], code;
-                [[unroll]] for (uint w = 0u; w < 4u; w++) {
+                uvec4 value = memory[v_at + at], code;
+                [[unroll]] for (uint w = 0u; w < 4u; w++)
+                {
                     uint low = code_of(value[w] & 0xffffu), high = code_of(value[w] >> 16);
                     code[w] = low | high << 16;
                     value[w] &= (low != 0u ? 0u : 0xffffu) | (high != 0u ? 0u : 0xffff0000u);
                 }
-                memory[at] = code;
-                memory[V_OFFSET + at] = value;
+                memory[codes_at + at] = code;
+                memory[v_at + at] = value;
             }
             barrier();
         }
 
         /* 6: O += P V */
-        [[dont_unroll]] for (uint n = 0u; n < S_TILES; n++) {
-            MATRIX_A a[ROW_TILES];
+        [[unroll]] for (uint n = 0u; n < S_TILES; n++) [[unroll]] for (uint t = 0u; t < O_TILES; t++)
+        {
+            MATRIX_B b;
+            coopMatLoad(b, memory, v_at + n * MATRIX_N * V_STRIDE + t * (MATRIX_N / 8u), V_STRIDE, ROW_MAJOR);
             [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)
-                coopMatLoad(a[r], memory, p_base + r * MATRIX_M * P_STRIDE + n * (MATRIX_N / 8u), P_STRIDE, ROW_MAJOR);
-            [[unroll]] for (uint t = 0u; t < O_TILES; t++) {
-                MATRIX_B b;
-                coopMatLoad(b, memory, V_OFFSET + n * MATRIX_N * V_STRIDE + t * (MATRIX_N / 8u), V_STRIDE, ROW_MAJOR);
-                [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)
-                    o[r * O_TILES + t] = coopMatMulAdd(a[r], b, o[r * O_TILES + t]);
-            }
+                o[r * O_TILES + t] = coopMatMulAdd(p[r * S_TILES + n], b, o[r * O_TILES + t]);
         }
         if (codes) {
-            wait_subgroup(); /* P has been read */
-            [[unroll]] for (uint i = 0u; i < S_COUNT; i++) {
-                const uint at = p_base + i / S_TILES * MATRIX_M * P_STRIDE + i % S_TILES * (MATRIX_N / 8u);
-                MATRIX_F16 p;
-                coopMatLoad(p, memory, at, P_STRIDE, ROW_MAJOR);
-                wait_subgroup();
-                [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
-                    float counted = is_zero(float(p[e])) ? CODE_NAN : 1.0;
-                    p[e] = float16_t((allowed[i] >> e & 1u) != 0u ? counted : 0.0);
-                }
-                coopMatStore(p, memory, at, P_STRIDE, ROW_MAJOR);
+            [[unroll]] for (uint i = 0u; i < S_COUNT; i++) [[unroll]] for (uint e = 0u; e < LENGTH; e++)
+            {
+                float counted = is_zero(float(p[i][e])) ? CODE_NAN : 1.0;
+                p[i][e] = float16_t((allowed[i] >> e & 1u) != 0u ? counted : 0.0);
             }
-            wait_subgroup();
-            [[dont_unroll]] for (uint i = 0u; i < O_COUNT; i++) {
+            [[unroll]] for (uint r = 0u; r < ROW_TILES; r++) [[dont_unroll]] for (uint t = 0u; t < O_TILES; t++)
+            {
                 MATRIX_F32 sum = MATRIX_F32(0.0);
-                [[dont_unroll]] for (uint n = 0u; n < S_TILES; n++) {
-                    MATRIX_A a;
+                [[unroll]] for (uint n = 0u; n < S_TILES; n++)
+                {
                     MATRIX_B b;
-                    coopMatLoad(a, memory, p_base + i / O_TILES * MATRIX_M * P_STRIDE + n * (MATRIX_N / 8u), P_STRIDE,
+                    coopMatLoad(b, memory, codes_at + n * MATRIX_N * V_STRIDE + t * (MATRIX_N / 8u), V_STRIDE,
                                 ROW_MAJOR);
-                    coopMatLoad(b, memory, n * MATRIX_N * V_STRIDE + i % O_TILES * (MATRIX_N / 8u), V_STRIDE,
-                                ROW_MAJOR);
-                    sum = coopMatMulAdd(a, b, sum);
+                    sum = coopMatMulAdd(p[r * S_TILES + n], b, sum);
                 }
-                [[unroll]] for (uint e = 0u; e < LENGTH; e++)
-                    sum[e] = value_of_codes(sum[e]);
-                [[unroll]] for (uint t = 0u; t < O_COUNT; t++)
-                    if (t == i)
-                        o[t] = o[t] + sum;
+                [[unroll]] for (uint e = 0u; e < LENGTH; e++) sum[e] = value_of_codes(sum[e]);
+                [[unroll]] for (uint i = 0u; i < O_TILES; i++) if (i == t)
+                    o[r * O_TILES + i] = o[r * O_TILES + i] + sum;
             }
             barrier();
         }
+
+        STORE_K(SLOT - k_at, then)
+        STORE_V(5u * SLOT - v_at, next, step + 1u)
+        k_at = SLOT - k_at;
+        v_at = 5u * SLOT - v_at;
+        now = next;
+        next = then;
+        then = next_keys(blocks, kv_block, kv_len);
+        FETCH_K(then)
+        FETCH_V(next)
+        [[unroll]] for (uint i = 0u; i < S_COUNT; i++) s[i] = next_s[i];
+        barrier();
     }
 
     /* 7: store O and LSE, or the partial result of a split, through shared memory so that stores are contiguous */
     bool split = args.splits > 1u, partial = split || (args.flags & ATTUNE_VULKAN_IS_PARTIAL) != 0u;
     float scale[ALL_ROWS], top[ALL_ROWS], sum[ALL_ROWS]; /* top and sum: with the sink */
-    [[unroll]] for (uint i = 0u; i < ALL_ROWS; i++) {
+    [[unroll]] for (uint i = 0u; i < ALL_ROWS; i++)
+    {
         l[i] = sum_across(l[i]);
         weight[i] = sum_across(weight[i]);
         /* Partial results are relative to the true maximum. */
@@ -387,18 +414,19 @@ void main()
         float factor = split ? exp2((m[i] - row_max[i]) * TO_LOG2) * l[i] : sink.x;
         scale[i] = is_zero(sum[i]) ? partial ? 1.0 : ZERO_ROW : factor / (weight[i] * sink.x + sink.y);
     }
-    [[unroll]] for (uint i = 0u; i < O_COUNT; i++)
-        [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
-            float by = scale[i / O_TILES * ROW_COUNT + row_of(e)];
-            o[i][e] = by == ZERO_ROW ? 0.0 : o[i][e] * by;
-        }
+    [[unroll]] for (uint i = 0u; i < O_COUNT; i++) [[unroll]] for (uint e = 0u; e < LENGTH; e++)
+    {
+        float by = scale[i / O_TILES * ROW_COUNT + row_of(e)];
+        o[i][e] = by == ZERO_ROW ? 0.0 : o[i][e] * by;
+    }
     barrier();
     if (lane % SPAN == 0u) [[unroll]]
         for (uint i = 0u; i < ALL_ROWS; i++)
             memory[warp * ROWS + i / ROW_COUNT * MATRIX_M + row_at(i % ROW_COUNT, lane)] = floatBitsToUint(
                 vec4(top[i], row_max[i], sum[i], l[i]));
     barrier();
-    [[dont_unroll]] for (uint row = tid; row < coord.rows; row += THREADS) {
+    [[dont_unroll]] for (uint row = tid; row < coord.rows; row += THREADS)
+    {
         uint q_row = coord.q0 + query_of(row, coord.queries), h = coord.h0 + head_of(row, coord.queries);
         vec4 of_row = uintBitsToFloat(memory[row]);
         if (split) {
@@ -411,9 +439,11 @@ void main()
             store_row(args.row_max, coord.b, h, q_row, row_max_bits(of_row.y, of_row.w));
         }
     }
-    [[dont_unroll]] for (uint t0 = 0u; t0 < O_TILES; t0 += O_CHUNK) {
+    [[dont_unroll]] for (uint t0 = 0u; t0 < O_TILES; t0 += O_CHUNK)
+    {
         barrier();
-        [[unroll]] for (uint i = 0u; i < O_COUNT; i++) {
+        [[unroll]] for (uint i = 0u; i < O_COUNT; i++)
+        {
             uint r = i / O_TILES, t = i % O_TILES;
             if (t >= t0 && t < t0 + O_CHUNK)
                 coopMatStore(o[i], memory, (warp * ROWS + r * MATRIX_M) * O_STRIDE + (t - t0) * (MATRIX_N / 4u),
@@ -421,7 +451,8 @@ void main()
         }
         barrier();
         const uint groups = O_CHUNK * MATRIX_N / 4u;
-        [[dont_unroll]] for (uint i = tid; i < BLOCK_M * groups; i += THREADS) {
+        [[dont_unroll]] for (uint i = tid; i < BLOCK_M * groups; i += THREADS)
+        {
             uint r = i / groups, g = i % groups, column = t0 * MATRIX_N + 4u * g;
             uint q_row = coord.q0 + query_of(r, coord.queries), h = coord.h0 + head_of(r, coord.queries);
             if (r < coord.rows && column < HEAD_DIM_V) {

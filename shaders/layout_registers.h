@@ -11,26 +11,24 @@ CONSTANT(20, uint, ROW_TILES, 1) /* rows of a subgroup, columns of S, depth of Q
 CONSTANT(21, uint, S_TILES, 4)
 CONSTANT(22, uint, Q_TILES, 4)
 CONSTANT(23, uint, O_TILES, 4)
-CONSTANT(24, uint, S_COUNT, 4) /* ROW_TILES times the above; HELD_COUNT is 1 if Q is not held */
-CONSTANT(25, uint, HELD_COUNT, 1)
+CONSTANT(24, uint, S_COUNT, 4) /* ROW_TILES times the above */
+CONSTANT(25, uint, HELD_COUNT, 4)
 CONSTANT(26, uint, O_COUNT, 4)
 CONSTANT(27, bool, QUADS, true)  /* the fragment layout */
 CONSTANT(28, uint, ROW_COUNT, 2) /* rows of which a lane has elements: in one matrix, and in all */
 CONSTANT(29, uint, ALL_ROWS, 2)
-CONSTANT(30, uint, LENGTH, 8)     /* elements that a lane has of a matrix */
-CONSTANT(31, uint, FETCH, 4)      /* groups of K or V that an invocation has in flight */
-CONSTANT(32, bool, HOLD_Q, false) /* in registers, not in shared memory */
-CONSTANT(33, uint, K_GROUPS, 8)   /* groups of a row, padded to matrices */
-CONSTANT(34, uint, V_GROUPS, 8)
-CONSTANT(35, uint, K_STRIDE, 9)
-CONSTANT(36, uint, V_STRIDE, 9)
-CONSTANT(37, uint, P_STRIDE, 9)
-CONSTANT(38, uint, O_STRIDE, 17)
-CONSTANT(39, uint, O_CHUNK, 4)    /* columns of matrices of O that are stored together */
-CONSTANT(40, uint, V_OFFSET, 576) /* offsets in `memory`; K is at 0 */
-CONSTANT(41, uint, Q_OFFSET, 1152)
-CONSTANT(42, uint, P_OFFSET, 1728)
-CONSTANT(43, uint, MEMORY_SIZE, 2304)
+CONSTANT(30, uint, LENGTH, 8)   /* elements that a lane has of a matrix */
+CONSTANT(31, uint, FETCH, 4)    /* groups of K or V that an invocation has in flight */
+CONSTANT(32, uint, K_GROUPS, 8) /* groups of a row, padded to matrices */
+CONSTANT(33, uint, V_GROUPS, 8)
+CONSTANT(34, uint, K_STRIDE, 9)
+CONSTANT(35, uint, V_STRIDE, 9)
+CONSTANT(36, uint, O_STRIDE, 17)
+CONSTANT(37, uint, O_CHUNK, 4)    /* columns of matrices of O that are stored together */
+CONSTANT(38, uint, Q_ROWS, 64) /* of Q, in shared memory at once */
+CONSTANT(39, uint, SLOT, 288)  /* of K or of V: `memory` has two for each */
+CONSTANT(40, uint, MEMORY_SIZE, 1152)
 
 SHARED(uvec4, memory, OF(MEMORY_SIZE))
-SHARED(uint, non_finite, 1) /* the last tile, counted from 1, with forbidden pairs and NaN or infinity in V */
+/* The last tile of even number, and of odd, counted from 1, with forbidden pairs and NaN or infinity in V */
+SHARED(uint, non_finite, 2)

@@ -181,18 +181,21 @@ const attune__family attune__vulkan_lanes = {
 
 /* ---------------------------------------------------------------------------------------------- cooperative matrix */
 
+/* The first two where S stays in registers, with eight subgroups: docs/decisions/0066-vulkan-forward-pipelined.md. */
 static const attune__tile coopmat_forward[] = {
-    ATTUNE__TILE(64, 64, 1, 0), ATTUNE__TILE(64, 32, 1, 0), ATTUNE__TILE(32, 64, 1, 0),
-    ATTUNE__TILE(32, 32, 1, 0), ATTUNE__TILE(16, 64, 1, 0), ATTUNE__TILE(16, 32, 1, 0),
-    ATTUNE__TILE(16, 16, 1, 0), ATTUNE__TILE(8, 32, 1, 0),  ATTUNE__TILE(8, 16, 1, 0),
+    ATTUNE__TILE(128, 32, 1, 0), ATTUNE__TILE(128, 16, 1, 0), ATTUNE__TILE(64, 64, 1, 0), ATTUNE__TILE(64, 32, 1, 0),
+    ATTUNE__TILE(32, 64, 1, 0),  ATTUNE__TILE(32, 32, 1, 0),  ATTUNE__TILE(16, 64, 1, 0), ATTUNE__TILE(16, 32, 1, 0),
+    ATTUNE__TILE(16, 16, 1, 0),  ATTUNE__TILE(8, 32, 1, 0),   ATTUNE__TILE(8, 16, 1, 0),  ATTUNE__TILE(8, 8, 1, 0),
 };
+#define LARGE_TILES 2
 
 static const attune__tile *coopmat_tiles(const attune__search *search, uint32_t *count)
 {
     if (search->pass == ATTUNE__PASS_BACKWARD)
         return attune__vulkan_matrix_backward_tiles(search, count);
-    *count = COUNT(coopmat_forward);
-    return coopmat_forward;
+    const uint32_t skipped = search->limits->fragment_layout == ATTUNE_FRAGMENT_QUADS ? 0 : LARGE_TILES;
+    *count = COUNT(coopmat_forward) - skipped;
+    return coopmat_forward + skipped;
 }
 
 static attune__matrix_shape coopmat_shape(const attune_limits *l)
@@ -250,6 +253,11 @@ static void coopmat_clamp(const attune__search *search, attune__tile *tile)
     uint32_t *warps = &tile->value[ATTUNE__NUM_WARPS], most = coopmat_most_warps(search, tile);
     if (!*warps)
         *warps = attune__floor2(most ? most : 1);
+    /* Narrow rows of O leave registers for two matrices of rows, for which K and V are read from shared memory once. */
+    if (!(search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS)) &&
+        search->limits->fragment_layout == ATTUNE_FRAGMENT_QUADS && *warps == 8 && search->shape->head_dim <= 64 &&
+        search->shape->head_dim_v <= 64)
+        *warps = 4;
     clamp_warps(search, tile);
     while (!(search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS)) && *warps > 1 && *warps > most)
         *warps /= 2;
@@ -261,6 +269,13 @@ static void coopmat_clamp(const attune__search *search, attune__tile *tile)
     uint32_t *n = &tile->value[ATTUNE__BLOCK_N];
     while (*n > columns && (uint64_t)tile->value[ATTUNE__BLOCK_M] * *n > threads * most_scores)
         *n /= 2;
+}
+
+/* Whether tiles of so many rows would leave more than a quarter of the compute units without one. */
+static bool leaves_units(const attune__search *search, uint32_t rows)
+{
+    const attune__shape *s = search->shape;
+    return 4 * s->batch * s->heads * ((s->q_len + rows - 1) / rows) < 3 * (int64_t)search->limits->compute_units;
 }
 
 static const char *coopmat_reject_tile(const attune__search *search, const attune__tile *tile, attune__option *option)
@@ -281,6 +296,10 @@ static const char *coopmat_reject_tile(const attune__search *search, const attun
         *option = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) ? ATTUNE__NUM_WARPS : ATTUNE__BLOCK_M;
         return "each of the num_warps subgroups takes at least one matrix of the tile";
     }
+    *option = ATTUNE__BLOCK_M;
+    if (!(search->forced & ATTUNE__BIT(ATTUNE__BLOCK_M)) && v[ATTUNE__BLOCK_M] > 64 &&
+        leaves_units(search, v[ATTUNE__BLOCK_M]))
+        return "there are too few tiles of so many rows for the compute units";
     uint64_t bytes;
     *option = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) ? ATTUNE__NUM_WARPS : ATTUNE__BLOCK_N;
     why = coopmat_layout(search, tile, &bytes);

@@ -262,7 +262,6 @@ const char *attune__matrix_layout_make(uint32_t block_m, uint32_t block_n, uint3
     return NULL;
 }
 
-#define MOST_SHARED 128 /* of the head dimension: longer rows of Q leave too little shared memory for K and V */
 #define MOST_COUNTED                                                                                                   \
     128 /* keys of a tile: the largest number for which a sum of their non-finite codes is unambiguous */
 
@@ -286,9 +285,8 @@ const char *attune__registers_layout_make(uint32_t block_m, uint32_t block_n, ui
     l.S_TILES = block_n / matrix.n;
     l.Q_TILES = (head_dim + matrix.n - 1) / matrix.n;
     l.O_TILES = (head_dim_v + matrix.n - 1) / matrix.n;
-    l.HOLD_Q = l.Q_TILES * matrix.n > MOST_SHARED;
     l.S_COUNT = l.ROW_TILES * l.S_TILES;
-    l.HELD_COUNT = l.HOLD_Q ? l.ROW_TILES * l.Q_TILES : 1;
+    l.HELD_COUNT = l.ROW_TILES * l.Q_TILES;
     l.O_COUNT = l.ROW_TILES * l.O_TILES;
     l.ROW_COUNT = l.QUADS ? 2 : matrix.m;
     l.ALL_ROWS = l.ROW_TILES * l.ROW_COUNT;
@@ -298,13 +296,14 @@ const char *attune__registers_layout_make(uint32_t block_m, uint32_t block_n, ui
     /* An odd number of groups from one row to the next: eight rows lie in different banks. */
     l.K_STRIDE = l.K_GROUPS | 1;
     l.V_STRIDE = l.V_GROUPS | 1;
-    l.P_STRIDE = block_n / 8 + 1;
     l.FETCH = least((block_n * most(l.K_GROUPS, l.V_GROUPS) + threads - 1) / threads, MOST_FETCH);
-    l.V_OFFSET = block_n * most(l.K_STRIDE, l.V_STRIDE);
-    /* If Q is kept in registers, K and V reuse its memory. */
-    l.Q_OFFSET = l.HOLD_Q ? 0 : 2 * l.V_OFFSET;
-    l.P_OFFSET = l.HOLD_Q ? most(2 * l.V_OFFSET, block_m * l.K_STRIDE) : l.Q_OFFSET + block_m * l.K_STRIDE;
-    l.MEMORY_SIZE = l.P_OFFSET + block_m * l.P_STRIDE;
+    l.SLOT = block_n * most(l.K_STRIDE, l.V_STRIDE);
+    l.MEMORY_SIZE = 4 * l.SLOT;
+    /* Q passes through the memory of K and V, whole or in parts of several subgroups' rows. */
+    l.Q_ROWS = block_m;
+    while (l.Q_ROWS * l.K_STRIDE > l.MEMORY_SIZE && l.Q_ROWS % (2 * l.ROWS) == 0)
+        l.Q_ROWS /= 2;
+    l.MEMORY_SIZE = most(l.MEMORY_SIZE, l.Q_ROWS * l.K_STRIDE);
     /* O is stored in as few chunks as shared memory holds. */
     for (l.O_CHUNK = l.O_TILES;; l.O_CHUNK = (l.O_CHUNK + 1) / 2) {
         l.O_STRIDE = l.O_CHUNK * matrix.n / 4 + 1;

@@ -524,9 +524,19 @@ Test(choose, matrices_whose_fragment_layout_is_known)
     attune_plan_choice c = {.struct_size = sizeof c};
     cr_assert_eq(attune_plan_choose(&limits, &p, NULL, &c), ATTUNE_OK, "%s", attune_last_error());
     cr_assert_str_eq(c.kernel, "vulkan_coopmat");
-    cr_expect_eq(c.block_m, 64);
+    cr_expect_eq(c.block_m, 128);
     cr_expect_eq(c.block_n, 32);
+    cr_expect_eq(c.num_warps, 8);
+    /* Narrow rows: two matrices of rows for each subgroup; few rows: as many tiles as keep the compute units busy. */
+    p.head_dim = p.head_dim_v = 64;
+    cr_assert_eq(attune_plan_choose(&limits, &p, NULL, &c), ATTUNE_OK, "%s", attune_last_error());
+    cr_expect_eq(c.block_m, 128);
     cr_expect_eq(c.num_warps, 4);
+    p.head_dim = p.head_dim_v = 128, p.q_len = 512;
+    cr_assert_eq(attune_plan_choose(&limits, &p, NULL, &c), ATTUNE_OK, "%s", attune_last_error());
+    cr_expect_eq(c.block_m, 64);
+    cr_expect_eq(c.num_warps, 4);
+    p.q_len = 2048;
     p.direction = ATTUNE_BACKWARD;
     cr_assert_eq(attune_plan_choose(&limits, &p, NULL, &c), ATTUNE_OK, "%s", attune_last_error());
     cr_expect_str_eq(c.kernel, "vulkan_coopmat");

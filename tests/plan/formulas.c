@@ -164,9 +164,11 @@ static uint64_t coopmat(const attune_limits *l, const attune_plan_choice *c, num
     const uint64_t d = up(x.d, l->matrix_k), k_row = d / 8 | 1, v_row = up(x.dv, l->matrix_n) / 8 | 1;
     const uint64_t kv = x.n * most(k_row, v_row), q = x.m * k_row;
     if (l->fragment_layout) {
-        const uint64_t p = x.m * (x.n / 8 + 1);
-        const uint64_t most_groups = (d <= 128 ? 2 * kv + q : most(2 * kv, q)) + p;
-        return 16 * most(most_groups, x.m * (l->matrix_n / 4 + 1)) + 4;
+        /* Q in parts of one or more subgroups' rows. */
+        uint64_t part = x.m;
+        while (part * k_row > 4 * kv && part % (2 * (x.m / x.warps)) == 0)
+            part /= 2;
+        return 16 * most(most(4 * kv, part * k_row), x.m * (l->matrix_n / 4 + 1)) + 8;
     }
     const uint64_t groups = (d <= 128 ? most(kv, q) : kv + q) + x.m * (x.n / 4 + 1) + x.m * l->matrix_n / 4;
     return 16 * groups + 4;

@@ -82,12 +82,11 @@ static void check_matrices(uint32_t m, uint32_t n, uint32_t warps, attune__matri
     }
     if (x.fragment_layout && !attune__registers_layout_make(m, n, warps, x, d, dv, &r)) {
         const uint32_t k_row = up(d, x.n) / 8 | 1, v_row = up(dv, x.n) / 8 | 1;
-        const uint32_t kv = n * larger(k_row, v_row), q = m * k_row;
-        HOLDS(r.HOLD_Q == (up(d, x.n) > 128));
-        HOLDS(r.HELD_COUNT == (r.HOLD_Q ? m / warps / x.m * (up(d, x.n) / x.n) : 1));
+        const uint32_t kv = n * larger(k_row, v_row);
+        HOLDS(r.HELD_COUNT == m / warps / x.m * (up(d, x.n) / x.n));
         HOLDS(r.O_COUNT == m / warps / x.m * (up(dv, x.n) / x.n) && r.S_COUNT == m / warps / x.m * (n / x.n));
-        HOLDS(r.V_OFFSET == kv && r.Q_OFFSET == (r.HOLD_Q ? 0 : 2 * kv));
-        HOLDS(r.P_OFFSET == (r.HOLD_Q ? larger(2 * kv, q) : 2 * kv + q));
+        HOLDS(r.SLOT == kv && r.MEMORY_SIZE >= larger(4 * kv, r.Q_ROWS * k_row));
+        HOLDS(m % r.Q_ROWS == 0 && r.Q_ROWS % (m / warps) == 0);
         /* The loops of a step: products, copies of K and of V with its codes, and the codes' products. */
         const uint32_t loops = up(d, x.n) / x.n + n / x.n + (n * (k_row + 2 * v_row) / (warps * x.lanes) + 3) +
                                m / warps / x.m * (up(dv, x.n) / x.n) * (n / x.n + 2) + 4;
