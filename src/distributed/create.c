@@ -88,7 +88,7 @@ static attune_status choose_launches(attune_distributed *d, const attune__run_vi
 {
     const attune__run_view own = runs[ATTUNE__OWN], others = runs[ATTUNE__OTHERS];
     size_t count = 0;
-    if (overlap == ATTUNE_OVERLAP_ON || (overlap == ATTUNE_OVERLAP_AUTO && !d->transport.byte_cost) || !own.count ||
+    if (overlap == ATTUNE_OVERLAP_ON || (overlap == ATTUNE_OVERLAP_AUTO && d->transport.byte_cost == 0) || !own.count ||
         !others.count)
         return ATTUNE_OK;
     d->own_copies = attune__alloc(&d->device->host.allocator, own.count, sizeof *d->own_copies);
