@@ -168,6 +168,8 @@ uint32_t attune__occupancy(const attune_limits *limits, const attune__cost *cost
         if (limits->registers / taken < most)
             most = limits->registers / taken;
     }
+    if (cost->most_resident && cost->most_resident < most)
+        most = cost->most_resident;
     return (uint32_t)most;
 }
 

@@ -50,6 +50,7 @@ typedef struct attune__cost {
     uint32_t invocations;        /* threads of one workgroup */
     uint32_t registers;          /* estimate for the thread that needs most; 0 = not estimated */
     uint32_t launched_registers; /* registers that the launch allocates per thread, if not `registers` */
+    uint32_t most_resident;      /* workgroups that a unit has at most; 0 = as many as fit */
     uint64_t workspace;          /* CUDA, backward: bytes of a call, after those of all kernels */
 } attune__cost;
 

@@ -10,8 +10,9 @@
 
 #define MOST_KEYS      8   /* that a lane has in flight */
 #define MOST_HOST_KEYS 2   /* of drivers on the CPU, whose compile time grows with them */
-#define WARPS          4   /* subgroups */
-#define MOST_REGISTERS 208 /* of a lane; four warps of each scheduler */
+#define WARPS          8   /* subgroups, whose loads are enough for a compute unit */
+#define FEWER_WARPS    4   /* where tiles of keys are too small for eight with all of their loads; drivers on the CPU */
+#define MOST_REGISTERS 208 /* of a lane, by the layout's estimate; NVIDIA's compiler takes up to 40 more */
 #define MOST_DEVICE    232 /* without spills */
 
 static const attune__tile tiles[] = {ATTUNE__TILE(8, 64, 1, 0), ATTUNE__TILE(4, 64, 1, 0), ATTUNE__TILE(2, 64, 1, 0),
@@ -36,12 +37,13 @@ static const char *make(const attune__search *search, const attune__tile *tile, 
                                       search->shape->head_dim_v, attune__dtype_bytes(search->shape) == 4, layout);
 }
 
-/* Whether a lane has room for the tile's loads. */
+/* Whether a lane has room for the tile's loads, and a workgroup for its subgroups' results. */
 static bool has_room(const attune__search *search, const attune__tile *tile)
 {
     attune__decode_layout layout;
     const uint32_t keys = search->limits->host ? MOST_HOST_KEYS : MOST_KEYS;
-    return !make(search, tile, &layout) && layout.KEYS <= keys && layout.registers <= MOST_REGISTERS;
+    return !make(search, tile, &layout) && layout.KEYS <= keys && layout.registers <= MOST_REGISTERS &&
+           layout.bytes <= search->limits->shared_memory;
 }
 
 /* Whether the tiles of keys fit the lengths, and the blocks and parts that they may not cross. */
@@ -52,29 +54,44 @@ static bool fits_keys(const attune__search *search, uint32_t n)
     return !blocks && s->split_keys % n == 0 && n / 2 < s->kv_len;
 }
 
+/* Half of the subgroups, where each then has twice the loads in flight. */
+static void prefer_loads(const attune__search *search, attune__tile *tile)
+{
+    attune__tile half = *tile;
+    half.value[ATTUNE__NUM_WARPS] = FEWER_WARPS;
+    if (!(search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS)) && tile->value[ATTUNE__NUM_WARPS] > FEWER_WARPS &&
+        has_room(search, &half))
+        *tile = half;
+}
+
 static void clamp(const attune__search *search, attune__tile *tile)
 {
     uint32_t *warps = &tile->value[ATTUNE__NUM_WARPS], *n = &tile->value[ATTUNE__BLOCK_N];
     attune__clamp_decode(search, tile, 1);
     if (!(search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS)))
-        for (*warps = WARPS; *warps > 1 && *warps * lanes(search->limits) > search->limits->workgroup_invocations;)
+        for (*warps = search->limits->host ? FEWER_WARPS : WARPS;
+             *warps > 1 && *warps * lanes(search->limits) > search->limits->workgroup_invocations;)
             *warps /= 2;
-    if (search->forced & ATTUNE__BIT(ATTUNE__BLOCK_N))
+    attune__decode_layout layout;
+    if (search->forced & ATTUNE__BIT(ATTUNE__BLOCK_N)) {
+        while (!(search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS)) && *warps > 1 && make(search, tile, &layout))
+            *warps /= 2;
         return;
+    }
     /* The largest that a lane has room for; fewer subgroups where one round of their loads is too much. */
     for (;; *warps /= 2) {
         for (*n = 1024; *n > 1; *n /= 2)
-            if (fits_keys(search, *n) && has_room(search, tile))
+            if (fits_keys(search, *n) && has_room(search, tile)) {
+                prefer_loads(search, tile);
                 return;
+            }
         if (*warps <= 1 || search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS))
             break;
     }
     /* The smallest that the lanes can have. */
-    for (*n = 1; *n < 1024; *n *= 2) {
-        attune__decode_layout layout;
+    for (*n = 1; *n < 1024; *n *= 2)
         if (!make(search, tile, &layout))
             return;
-    }
 }
 
 static const char *reject_tile(const attune__search *search, const attune__tile *tile, attune__option *option)
@@ -102,7 +119,12 @@ static const char *reject_tile(const attune__search *search, const attune__tile 
 
 static attune__cost cost(const attune__search *search, const attune__tile *tile)
 {
-    attune__cost c = {.shared = UINT64_MAX, .invocations = tile->value[ATTUNE__NUM_WARPS] * lanes(search->limits)};
+    const uint32_t warps = tile->value[ATTUNE__NUM_WARPS];
+    attune__cost c = {
+        .shared = UINT64_MAX,
+        .invocations = warps * lanes(search->limits),
+        .most_resident = warps < WARPS ? WARPS / warps : 1,
+    };
     attune__decode_layout layout;
     if (!make(search, tile, &layout))
         c.shared = layout.bytes;
@@ -116,11 +138,11 @@ static const char *reject_problem(const attune__search *search)
                : NULL;
 }
 
-/* As decode on matrices. */
+/* On an H200 it is three to four times as fast as the subgroup kernel: docs/decisions/0067-vulkan-decode.md. */
 static const char *reject_automatic(const attune__search *search)
 {
     (void)search;
-    return "no GPU has run it: by name alone";
+    return "no GPU has checked its results: by name alone";
 }
 
 const attune__family attune__vulkan_few_rows = {
