@@ -26,6 +26,7 @@ layout(local_size_x_id = ATTUNE_VULKAN_THREADS_ID) in;
 #include "fragments.glsl"
 
 const uint FETCHED = FETCH * THREADS;
+const uint LEAD = AHEAD ? 1u : 0u;
 
 /* Consecutive lanes that share their rows. */
 const uint SPAN = QUADS ? 4u : MATRIX_N;
@@ -71,84 +72,137 @@ uvec2 address_sum(const in uvec2 a, const in uvec2 b)
     return uvec2(low, a.y + b.y + carry);
 }
 
-/* Loads are begun a tile before their values are stored to shared memory, so that arithmetic hides their latency. */
-#define FETCH_ROWS(fetched, from, stride, kv, groups, dim)                                                             \
+/*
+ * Where the tiles of keys are: a ring in shared memory, of two groups for each tile, counted from 1. The first has the
+ * addresses of its rows of K and V, the second its first row and kind. One invocation advances it, so that the others
+ * keep neither the list nor strides in registers. From kv_len on there is no tile, and its keys are zeros.
+ */
+struct Keys {
+    uint kv0, kind;
+};
+
+Keys keys_of(const in uint number)
+{
+    uvec4 entry = memory[RING + number % 8u * 2u + 1u];
+    return Keys(entry.x, entry.y);
+}
+
+uvec4 rows_of(const in uint number)
+{
+    return memory[RING + number % 8u * 2u];
+}
+
+/* Behind the ring: the block iterator; planes and strides of K and V; the strides of as many rows as are loaded at
+ * once. */
+const uint STATE = RING + 16u;
+
+void begin_keys(attune_vulkan_arguments args, const in TileCoord coord)
+{
+    BlockIterator it = block_iterator_begin(args, coord);
+    memory[STATE] = uvec4(it.entries, it.block, it.end);
+    memory[STATE + 1u] = uvec4(it.row0, it.row_end, it.kind, args.kv_block);
+    memory[STATE + 2u] = uvec4(plane(args.k, coord.b, coord.kv_h), plane(args.v, coord.b, coord.kv_h));
+    memory[STATE + 3u] = uvec4(args.k.stride_row, args.v.stride_row);
+    memory[STATE + 4u] = uvec4(address_step(uvec2(0u), THREADS / K_GROUPS, args.k.stride_row),
+                               address_step(uvec2(0u), THREADS / V_GROUPS, args.v.stride_row));
+}
+
+void advance_keys(const in uint number, const in uint kv_len)
+{
+    uvec4 list = memory[STATE], at = memory[STATE + 1u], planes = memory[STATE + 2u], strides = memory[STATE + 3u];
+    BlockIterator it = BlockIterator(list.xy, list.z, list.w, at.x, at.y, at.z);
+    uint kv0 = block_iterator_next(it, at.w, kv_len) ? it.row0 : kv_len;
+    memory[STATE].z = it.block;
+    memory[STATE + 1u] = uvec4(it.row0, it.row_end, it.kind, at.w);
+    memory[RING + number % 8u * 2u] = uvec4(address_step(planes.xy, kv0, strides.xy),
+                                            address_step(planes.zw, kv0, strides.zw));
+    memory[RING + number % 8u * 2u + 1u] = uvec4(kv0, it.kind, 0u, 0u);
+}
+
+/* Whether some pairs of a tile may be forbidden. */
+bool is_masked(const in Keys keys, const in uint kv_len)
+{
+    return (MASK && keys.kind != 0u) || keys.kv0 + BLOCK_N > kv_len;
+}
+
+/* Loads are begun a tile before their values are stored to shared memory, so that arithmetic hides their latency.
+ * `offset`: of this invocation's first group from the tile's rows. Only a tile with the last keys has tests. */
+#define FETCH_ROWS(fetched, rows, kv, offset, stride, step, groups, dim)                                               \
     if (aligned) {                                                                                                     \
-        uint n = tid / (groups), g = tid % (groups);                                                                   \
-        uvec2 at = address_add(address_step(from, (kv) + n, stride), g * 16u);                                         \
-        [[unroll]] for (uint f = 0u; f < FETCH; f++)                                                                   \
-        {                                                                                                              \
-            if (THREADS % (groups) != 0u) {                                                                            \
-                n = (tid + f * THREADS) / (groups), g = (tid + f * THREADS) % (groups);                                \
-                at = address_add(address_step(from, (kv) + n, stride), g * 16u);                                       \
+        if (THREADS % (groups) == 0u && FETCHED <= BLOCK_N * (groups) && 8u * (groups) == (dim)) {                     \
+            uvec2 at = address_sum(rows, offset), by = step;                                                           \
+            if ((kv) + BLOCK_N <= kv_len) [[unroll]]                                                                   \
+                for (uint f = 0u; f < FETCH; f++) {                                                                    \
+                    fetched[f].low = Uvec4(at).value;                                                                  \
+                    at = address_sum(at, by);                                                                          \
+                }                                                                                                      \
+            else [[unroll]]                                                                                            \
+                for (uint f = 0u; f < FETCH; f++) {                                                                    \
+                    fetched[f] = fetch(at, true, (kv) + tid / (groups) + f * (THREADS / (groups)) < kv_len);           \
+                    at = address_sum(at, by);                                                                          \
+                }                                                                                                      \
+        } else [[unroll]]                                                                                              \
+            for (uint f = 0u; f < FETCH; f++) {                                                                        \
+                uint n = (tid + f * THREADS) / (groups), g = (tid + f * THREADS) % (groups);                           \
+                fetched[f] = fetch(address_add(address_step(rows, n, stride), g * 16u), true,                          \
+                                   n < BLOCK_N && g < (dim) / 8u && (kv) + n < kv_len);                                \
             }                                                                                                          \
-            fetched[f] = fetch(at, true,                                                                               \
-                               (FETCHED <= BLOCK_N * (groups) || n < BLOCK_N) &&                                       \
-                                   (8u * (groups) == (dim) || g < (dim) / 8u) && (kv) + n < kv_len);                   \
-            n += THREADS / (groups);                                                                                   \
-            at = address_sum(at, stride##_step);                                                                       \
-        }                                                                                                              \
     }
 
 /* Groups that FETCH does not cover, or that are not aligned, are loaded here. With `look`, NaN and infinities are noted
  * for the tile `number`. */
-#define STORE_ROWS(fetched, where, from, stride, kv, groups, dim, row_stride, look, number)                            \
+#define STORE_ROWS(fetched, where, rows, kv, stride, groups, dim, row_stride, look, number)                            \
     {                                                                                                                  \
-        if (aligned) [[unroll]]                                                                                        \
-            for (uint f = 0u; f < FETCH; f++) {                                                                        \
-                uint i = tid + f * THREADS, n = i / (groups), g = i % (groups);                                        \
-                if ((look) && is_non_finite(fetched[f]))                                                               \
-                    non_finite[(number) % 2u] = number;                                                                \
+        if (aligned) {                                                                                                 \
+            const uint first = (where) + tid / (groups) * (row_stride) + tid % (groups);                               \
+            [[unroll]] for (uint f = 0u; f < FETCH; f++) {                                                             \
+                uint i = tid + f * THREADS, n = i / (groups);                                                          \
+                uint at = THREADS % (groups) == 0u ? first + f * (THREADS / (groups)) * (row_stride)                   \
+                                                   : (where) + n * (row_stride) + i % (groups);                        \
                 if (FETCHED <= BLOCK_N * (groups) || n < BLOCK_N)                                                      \
-                    memory[(where) + n * (row_stride) + g] = fetched[f].low;                                           \
+                    memory[at] = fetched[f].low;                                                                       \
             }                                                                                                          \
+            if (look) {                                                                                                \
+                bool found = false;                                                                                    \
+                [[unroll]] for (uint f = 0u; f < FETCH; f++)                                                           \
+                    found = found || is_non_finite(fetched[f]);                                                        \
+                if (found)                                                                                             \
+                    non_finite[(number) % 2u] = number;                                                                \
+            }                                                                                                          \
+        }                                                                                                              \
         if (!aligned || FETCHED < BLOCK_N * (groups)) [[dont_unroll]]                                                  \
             for (uint i = tid + (aligned ? FETCHED : 0u); i < BLOCK_N * (groups); i += THREADS) {                      \
                 uint n = i / (groups), g = i % (groups);                                                               \
-                Group late = fetch(address_add(address_step(from, (kv) + n, stride), g * 16u), aligned,                \
+                Group late = fetch(address_add(address_step(rows, n, stride), g * 16u), aligned,                       \
                                    g < (dim) / 8u && (kv) + n < kv_len);                                               \
                 if ((look) && is_non_finite(late))                                                                     \
                     non_finite[(number) % 2u] = number;                                                                \
                 memory[(where) + n * (row_stride) + g] = late.low;                                                     \
             }                                                                                                          \
     }
-#define FETCH_K(tile) FETCH_ROWS(fetched_k, k_plane, k_stride, tile.kv0, K_GROUPS, HEAD_DIM)
-#define FETCH_V(tile) FETCH_ROWS(fetched_v, v_plane, v_stride, tile.kv0, V_GROUPS, HEAD_DIM_V)
-#define STORE_K(where, tile)                                                                                           \
-    STORE_ROWS(fetched_k, where, k_plane, k_stride, tile.kv0, K_GROUPS, HEAD_DIM, K_STRIDE, false, 0u)
-#define STORE_V(where, tile, number)                                                                                   \
-    STORE_ROWS(fetched_v, where, v_plane, v_stride, tile.kv0, V_GROUPS, HEAD_DIM_V, V_STRIDE, is_masked(tile, kv_len), \
-               number)
+#define FETCH_K FETCH_ROWS(fetched_k, k_rows, k_kv, k_offset, memory[STATE + 3u].xy, by.xy, K_GROUPS, HEAD_DIM)
+#define FETCH_V FETCH_ROWS(fetched_v, v_rows, v_kv, v_offset, memory[STATE + 3u].zw, by.zw, V_GROUPS, HEAD_DIM_V)
+#define STORE_K(where, number)                                                                                         \
+    STORE_ROWS(fetched_k, where, rows_of(number).xy, keys_of(number).kv0, memory[STATE + 3u].xy, K_GROUPS, HEAD_DIM,   \
+               K_STRIDE, false, 0u)
+#define STORE_V(where, number)                                                                                         \
+    STORE_ROWS(fetched_v, where, rows_of(number).zw, keys_of(number).kv0, memory[STATE + 3u].zw, V_GROUPS, HEAD_DIM_V, \
+               V_STRIDE, is_masked(now, kv_len), number)
 
 /* S = Q K^T of the keys in shared memory. */
 #define PRODUCT_S(s, where)                                                                                            \
     {                                                                                                                  \
-        [[unroll]] for (uint i = 0u; i < S_COUNT; i++) s[i] = MATRIX_F32(0.0);                                         \
-        [[unroll]] for (uint t = 0u; t < Q_TILES; t++) [[unroll]] for (uint j = 0u; j < S_TILES; j++)                  \
-        {                                                                                                              \
-            MATRIX_B b;                                                                                                \
-            coopMatLoad(b, memory, (where) + j * MATRIX_N * K_STRIDE + t * (MATRIX_N / 8u), K_STRIDE, COLUMN_MAJOR);   \
-            [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)                                                           \
-                s[r * S_TILES + j] = coopMatMulAdd(held[r * Q_TILES + t], b, s[r * S_TILES + j]);                      \
-        }                                                                                                              \
+        [[unroll]] for (uint i = 0u; i < S_COUNT; i++)                                                                 \
+            s[i] = MATRIX_F32(0.0);                                                                                    \
+        [[unroll]] for (uint t = 0u; t < Q_TILES; t++)                                                                 \
+            [[unroll]] for (uint j = 0u; j < S_TILES; j++) {                                                           \
+                MATRIX_B b;                                                                                            \
+                coopMatLoad(b, memory, (where) + j * MATRIX_N * K_STRIDE + t * (MATRIX_N / 8u), K_STRIDE,              \
+                            COLUMN_MAJOR);                                                                             \
+                [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)                                                       \
+                    s[r * S_TILES + j] = coopMatMulAdd(held[r * Q_TILES + t], b, s[r * S_TILES + j]);                  \
+            }                                                                                                          \
     }
-
-/* A tile of keys; from kv_len on there is none, and its keys are zeros. */
-struct Keys {
-    uint kv0, kind;
-};
-
-Keys next_keys(inout BlockIterator it, const in uint kv_block, const in uint kv_len)
-{
-    bool there = block_iterator_next(it, kv_block, kv_len);
-    return Keys(there ? it.row0 : kv_len, it.kind);
-}
-
-/* Whether some of its pairs may be forbidden. */
-bool is_masked(const in Keys keys, const in uint kv_len)
-{
-    return (MASK && keys.kind != 0u) || keys.kv0 + BLOCK_N > kv_len;
-}
 
 /* Codes for NaN and the infinities, so that a sum of up to 255 codes shows which occurred. A weight of 0 times any of
  * them is NaN: such a pair multiplies its code by CODE_NAN. */
@@ -175,17 +229,14 @@ void main()
     attune_vulkan_arguments args = attune_vulkan_arguments(push.arguments);
     uint lane = gl_SubgroupInvocationID, warp = gl_SubgroupID, tid = warp * LANES + lane;
     TileCoord coord = tile_coord_of(args, push.first + gl_WorkGroupID.x);
-    uvec2 q_plane = plane(args.q, coord.b, coord.h0), k_plane = plane(args.k, coord.b, coord.kv_h),
-          v_plane = plane(args.v, coord.b, coord.kv_h);
-    uvec2 q_stride_h = args.q.stride_h, q_stride = args.q.stride_row, k_stride = args.k.stride_row,
-          v_stride = args.v.stride_row;
-    uvec2 k_stride_step = address_step(uvec2(0u), THREADS / K_GROUPS, k_stride),
-          v_stride_step = address_step(uvec2(0u), THREADS / V_GROUPS, v_stride);
+    uvec2 q_plane = plane(args.q, coord.b, coord.h0), q_stride_h = args.q.stride_h, q_stride = args.q.stride_row;
+    uvec2 k_offset = address_add(address_step(uvec2(0u), tid / K_GROUPS, args.k.stride_row), tid % K_GROUPS * 16u),
+          v_offset = address_add(address_step(uvec2(0u), tid / V_GROUPS, args.v.stride_row), tid % V_GROUPS * 16u);
     bool aligned = ALIGNED ||
                    (args.flags & (ATTUNE_VULKAN_ALIGNED_Q | ATTUNE_VULKAN_ALIGNED_K | ATTUNE_VULKAN_ALIGNED_V)) ==
                        (ATTUNE_VULKAN_ALIGNED_Q | ATTUNE_VULKAN_ALIGNED_K | ATTUNE_VULKAN_ALIGNED_V),
          o_aligned = ALIGNED || (args.flags & ATTUNE_VULKAN_ALIGNED_O) != 0u;
-    uint kv_len = args.kv_len, kv_block = args.kv_block;
+    uint kv_len = args.kv_len;
     float factor = args.scale * (SCORE ? 1.0 : LOG2E);
 
     /* The rows whose elements this invocation has. */
@@ -193,8 +244,7 @@ void main()
     float m[ALL_ROWS], row_max[ALL_ROWS]; /* the maximum that scores are relative to; the true one */
     float l[ALL_ROWS],
         weight[ALL_ROWS]; /* this lane's share of the sum, and of the sum of weights rounded to f16, which divides O */
-    [[unroll]] for (uint i = 0u; i < ALL_ROWS; i++)
-    {
+    [[unroll]] for (uint i = 0u; i < ALL_ROWS; i++) {
         uint row = warp * ROWS + i / ROW_COUNT * MATRIX_M + row_at(i % ROW_COUNT, lane);
         row_q[i] = coord.q0 + query_of(row, coord.queries);
         row_h[i] = coord.h0 + head_of(row, coord.queries);
@@ -202,23 +252,25 @@ void main()
         l[i] = weight[i] = 0.0;
     }
 
-    /* Of the tiles `now`, `next` and `then`, a step computes S of `next` before the softmax of `now`, so that the
-     * products of the one run beside the exponentials of the other. */
-    BlockIterator blocks = block_iterator_begin(args, coord);
-    Keys now = next_keys(blocks, kv_block, kv_len), next = next_keys(blocks, kv_block, kv_len),
-         then = next_keys(blocks, kv_block, kv_len);
-    Group fetched_k[FETCH], fetched_v[FETCH];
-    FETCH_K(now)
-    FETCH_V(now)
-
-    /* 1: load Q, through shared memory in as many parts as that needs */
     if (tid < 2u)
         non_finite[tid] = 0u;
+    if (tid == 0u) {
+        begin_keys(args, coord);
+        [[dont_unroll]] for (uint number = 1u; number <= 4u; number++)
+            advance_keys(number, kv_len);
+    }
+    barrier();
+    Group fetched_k[FETCH], fetched_v[FETCH];
+    uvec2 k_rows = rows_of(1u).xy, v_rows = rows_of(1u).zw;
+    uint k_kv = keys_of(1u).kv0, v_kv = k_kv;
+    uvec4 by = memory[STATE + 4u];
+    FETCH_K
+    FETCH_V
+
+    /* 1: load Q, through shared memory in as many parts as that needs */
     MATRIX_A held[HELD_COUNT];
-    [[unroll]] for (uint part = 0u; part < BLOCK_M; part += Q_ROWS)
-    {
-        [[dont_unroll]] for (uint i = tid; i < Q_ROWS * K_GROUPS; i += THREADS)
-        {
+    [[unroll]] for (uint part = 0u; part < BLOCK_M; part += Q_ROWS) {
+        [[dont_unroll]] for (uint i = tid; i < Q_ROWS * K_GROUPS; i += THREADS) {
             uint r = part + i / K_GROUPS, g = i % K_GROUPS;
             uvec2 at = address_step(address_step(q_plane, head_of(r, coord.queries), q_stride_h),
                                     coord.q0 + query_of(r, coord.queries), q_stride);
@@ -235,37 +287,44 @@ void main()
         barrier();
     }
     MATRIX_F32 o[O_COUNT];
-    [[unroll]] for (uint i = 0u; i < O_COUNT; i++) o[i] = MATRIX_F32(0.0);
+    [[unroll]] for (uint i = 0u; i < O_COUNT; i++)
+        o[i] = MATRIX_F32(0.0);
 
-    /* 2: load K and V; each has two slots of shared memory, so that a step has one barrier */
-    uint k_at = SLOT, v_at = 2u * SLOT; /* of K of `next`, of V of `now` */
-    STORE_K(0u, now)
-    STORE_V(v_at, now, 1u)
-    FETCH_K(next)
-    FETCH_V(next)
-    barrier();
+    /* 2: load K and V; each has two slots of shared memory, so that a step has one barrier. With AHEAD a step computes
+     * S of the next tile before the softmax of its own, so that the products of the one run beside the exponentials of
+     * the other. */
+    uint k_at = AHEAD ? SLOT : 0u, v_at = 2u * SLOT; /* of the K that a step multiplies, and of its V */
+    Keys now = keys_of(1u);
+    STORE_K(0u, 1u)
+    STORE_V(v_at, 1u)
+    k_rows = rows_of(2u).xy, v_rows = rows_of(2u).zw;
+    k_kv = v_kv = keys_of(2u).kv0;
+    FETCH_K
+    FETCH_V
     MATRIX_F32 s[S_COUNT];
-    PRODUCT_S(s, 0u)
-    STORE_K(k_at, next)
-    FETCH_K(then)
+    if (AHEAD) {
+        barrier();
+        PRODUCT_S(s, 0u)
+        STORE_K(k_at, 2u)
+        k_rows = rows_of(3u).xy;
+        k_kv = keys_of(3u).kv0;
+        FETCH_K
+    }
     barrier();
 
-    [[dont_unroll]] for (uint step = 1u; now.kv0 < kv_len; step++)
-    {
+    [[dont_unroll]] for (uint step = 1u; now.kv0 < kv_len; step++) {
         const uint kv0 = now.kv0;
         const bool masked = is_masked(now, kv_len);
 
-        /* 3: S = Q K^T of the next tile */
-        MATRIX_F32 next_s[S_COUNT];
-        PRODUCT_S(next_s, k_at)
+        /* 3: S = Q K^T */
+        if (!AHEAD)
+            PRODUCT_S(s, k_at)
 
         /* 4: score and mask */
         uint allowed[S_COUNT];
-        [[unroll]] for (uint i = 0u; i < S_COUNT; i++)
-        {
+        [[unroll]] for (uint i = 0u; i < S_COUNT; i++) {
             allowed[i] = 0xffffffffu;
-            [[unroll]] for (uint e = 0u; e < LENGTH; e++)
-            {
+            [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
                 float x = s[i][e] * factor;
                 if (SCORE) {
                     uint row = i / S_TILES * ROW_COUNT + row_of(e);
@@ -279,32 +338,34 @@ void main()
             /* Without branches, so that the loads of all pairs are in flight together; captures check indices. */
             if (MASK && now.kind != 0u) [[unroll]]
                 for (uint i = 0u; i < S_COUNT; i++)
-                    [[unroll]] for (uint e = 0u; e < LENGTH; e++)
-                    {
+                    [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
                         uint row = i / S_TILES * ROW_COUNT + row_of(e);
                         uint kv = kv0 + i % S_TILES * MATRIX_N + column_at(e, lane);
                         bool may = attune_mask(int(coord.b), int(row_h[row]), int(row_q[row]), int(kv), args.mask_mod);
                         allowed[i] &= may ? ~0u : ~(1u << e);
                     }
-            [[unroll]] for (uint i = 0u; i < S_COUNT; i++) [[unroll]] for (uint e = 0u; e < LENGTH; e++)
-            {
-                uint kv = kv0 + i % S_TILES * MATRIX_N + column_at(e, lane);
-                allowed[i] &= kv < kv_len ? ~0u : ~(1u << e);
-                s[i][e] = (allowed[i] >> e & 1u) != 0u ? s[i][e] : uintBitsToFloat(0xff800000u);
-            }
+            [[unroll]] for (uint i = 0u; i < S_COUNT; i++)
+                [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
+                    uint kv = kv0 + i % S_TILES * MATRIX_N + column_at(e, lane);
+                    allowed[i] &= kv < kv_len ? ~0u : ~(1u << e);
+                    s[i][e] = (allowed[i] >> e & 1u) != 0u ? s[i][e] : uintBitsToFloat(0xff800000u);
+                }
         }
 
-        /* 5: online softmax */
+        /* 3, of the next tile, and 5: online softmax; without a branch between the two */
+        MATRIX_F32 next_s[S_COUNT];
+        if (AHEAD)
+            PRODUCT_S(next_s, k_at)
         float most[ALL_ROWS], alpha[ALL_ROWS];
-        [[unroll]] for (uint i = 0u; i < ALL_ROWS; i++) most[i] = LOWEST;
-        [[unroll]] for (uint i = 0u; i < S_COUNT; i++) [[unroll]] for (uint e = 0u; e < LENGTH; e++)
-        {
-            uint row = i / S_TILES * ROW_COUNT + row_of(e);
-            most[row] = max(most[row], s[i][e]);
-        }
-        bool rescale = false;
         [[unroll]] for (uint i = 0u; i < ALL_ROWS; i++)
-        {
+            most[i] = LOWEST;
+        [[unroll]] for (uint i = 0u; i < S_COUNT; i++)
+            [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
+                uint row = i / S_TILES * ROW_COUNT + row_of(e);
+                most[row] = max(most[row], s[i][e]);
+            }
+        bool rescale = false;
+        [[unroll]] for (uint i = 0u; i < ALL_ROWS; i++) {
             most[i] = largest_across(most[i]);
             row_max[i] = max(row_max[i], most[i]);
             /* The first tile always rescales: LOWEST is far below every score. */
@@ -318,31 +379,30 @@ void main()
         }
         /* A forbidden pair has -inf, relative to a maximum that never is: its weight is 0. */
         MATRIX_A p[S_COUNT];
-        [[unroll]] for (uint i = 0u; i < S_COUNT; i++) [[unroll]] for (uint e = 0u; e < LENGTH; e++)
-        {
-            uint row = i / S_TILES * ROW_COUNT + row_of(e);
-            float x = exp2((s[i][e] - m[row]) * TO_LOG2);
-            l[row] += x;
-            float16_t h = float16_t(x);
-            weight[row] += float(h);
-            p[i][e] = h;
-        }
+        [[unroll]] for (uint i = 0u; i < S_COUNT; i++)
+            [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
+                uint row = i / S_TILES * ROW_COUNT + row_of(e);
+                float x = exp2((s[i][e] - m[row]) * TO_LOG2);
+                l[row] += x;
+                float16_t h = float16_t(x);
+                weight[row] += float(h);
+                p[i][e] = h;
+            }
 
         if (subgroupAny(rescale)) [[unroll]]
             for (uint i = 0u; i < O_COUNT; i++)
-                [[unroll]] for (uint e = 0u; e < LENGTH; e++) o[i][e] *= alpha[i / O_TILES * ROW_COUNT + row_of(e)];
+                [[unroll]] for (uint e = 0u; e < LENGTH; e++)
+                    o[i][e] *= alpha[i / O_TILES * ROW_COUNT + row_of(e)];
 
         /* The non-finite slow path, since 0 times NaN is NaN where the pair is forbidden: V's NaN and infinities become
          * 0, and their codes, in the slot of K that is free, are summed over the allowed pairs. */
         const uint codes_at = SLOT - k_at;
         bool codes = masked && non_finite[step % 2u] == step;
         if (codes) {
-            [[dont_unroll]] for (uint i = tid; i < BLOCK_N * V_GROUPS; i += THREADS)
-            {
+            [[dont_unroll]] for (uint i = tid; i < BLOCK_N * V_GROUPS; i += THREADS) {
                 uint at = i / V_GROUPS * V_STRIDE + i % V_GROUPS;
                 uvec4 value = memory[v_at + at], code;
-                [[unroll]] for (uint w = 0u; w < 4u; w++)
-                {
+                [[unroll]] for (uint w = 0u; w < 4u; w++) {
                     uint low = code_of(value[w] & 0xffffu), high = code_of(value[w] >> 16);
                     code[w] = low | high << 16;
                     value[w] &= (low != 0u ? 0u : 0xffffu) | (high != 0u ? 0u : 0xffff0000u);
@@ -354,54 +414,61 @@ void main()
         }
 
         /* 6: O += P V */
-        [[unroll]] for (uint n = 0u; n < S_TILES; n++) [[unroll]] for (uint t = 0u; t < O_TILES; t++)
-        {
-            MATRIX_B b;
-            coopMatLoad(b, memory, v_at + n * MATRIX_N * V_STRIDE + t * (MATRIX_N / 8u), V_STRIDE, ROW_MAJOR);
-            [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)
-                o[r * O_TILES + t] = coopMatMulAdd(p[r * S_TILES + n], b, o[r * O_TILES + t]);
-        }
+        [[unroll]] for (uint n = 0u; n < S_TILES; n++)
+            [[unroll]] for (uint t = 0u; t < O_TILES; t++) {
+                MATRIX_B b;
+                coopMatLoad(b, memory, v_at + n * MATRIX_N * V_STRIDE + t * (MATRIX_N / 8u), V_STRIDE, ROW_MAJOR);
+                [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)
+                    o[r * O_TILES + t] = coopMatMulAdd(p[r * S_TILES + n], b, o[r * O_TILES + t]);
+            }
         if (codes) {
-            [[unroll]] for (uint i = 0u; i < S_COUNT; i++) [[unroll]] for (uint e = 0u; e < LENGTH; e++)
-            {
-                float counted = is_zero(float(p[i][e])) ? CODE_NAN : 1.0;
-                p[i][e] = float16_t((allowed[i] >> e & 1u) != 0u ? counted : 0.0);
-            }
-            [[unroll]] for (uint r = 0u; r < ROW_TILES; r++) [[dont_unroll]] for (uint t = 0u; t < O_TILES; t++)
-            {
-                MATRIX_F32 sum = MATRIX_F32(0.0);
-                [[unroll]] for (uint n = 0u; n < S_TILES; n++)
-                {
-                    MATRIX_B b;
-                    coopMatLoad(b, memory, codes_at + n * MATRIX_N * V_STRIDE + t * (MATRIX_N / 8u), V_STRIDE,
-                                ROW_MAJOR);
-                    sum = coopMatMulAdd(p[r * S_TILES + n], b, sum);
+            [[unroll]] for (uint i = 0u; i < S_COUNT; i++)
+                [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
+                    float counted = is_zero(float(p[i][e])) ? CODE_NAN : 1.0;
+                    p[i][e] = float16_t((allowed[i] >> e & 1u) != 0u ? counted : 0.0);
                 }
-                [[unroll]] for (uint e = 0u; e < LENGTH; e++) sum[e] = value_of_codes(sum[e]);
-                [[unroll]] for (uint i = 0u; i < O_TILES; i++) if (i == t)
-                    o[r * O_TILES + i] = o[r * O_TILES + i] + sum;
-            }
+            [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)
+                [[dont_unroll]] for (uint t = 0u; t < O_TILES; t++) {
+                    MATRIX_F32 sum = MATRIX_F32(0.0);
+                    [[unroll]] for (uint n = 0u; n < S_TILES; n++) {
+                        MATRIX_B b;
+                        coopMatLoad(b, memory, codes_at + n * MATRIX_N * V_STRIDE + t * (MATRIX_N / 8u), V_STRIDE,
+                                    ROW_MAJOR);
+                        sum = coopMatMulAdd(p[r * S_TILES + n], b, sum);
+                    }
+                    [[unroll]] for (uint e = 0u; e < LENGTH; e++)
+                        sum[e] = value_of_codes(sum[e]);
+                    [[unroll]] for (uint i = 0u; i < O_TILES; i++)
+                        if (i == t)
+                            o[r * O_TILES + i] = o[r * O_TILES + i] + sum;
+                }
             barrier();
         }
 
-        STORE_K(SLOT - k_at, then)
-        STORE_V(5u * SLOT - v_at, next, step + 1u)
+        if (tid == 0u)
+            advance_keys(step + 4u, kv_len);
+        now = keys_of(step + 1u);
+        k_rows = rows_of(step + 2u + LEAD).xy;
+        k_kv = keys_of(step + 2u + LEAD).kv0;
+        v_rows = rows_of(step + 2u).zw;
+        v_kv = keys_of(step + 2u).kv0;
+        by = memory[STATE + 4u];
+        STORE_K(SLOT - k_at, step + 1u + LEAD)
+        STORE_V(5u * SLOT - v_at, step + 1u)
+        FETCH_K
+        FETCH_V
         k_at = SLOT - k_at;
         v_at = 5u * SLOT - v_at;
-        now = next;
-        next = then;
-        then = next_keys(blocks, kv_block, kv_len);
-        FETCH_K(then)
-        FETCH_V(next)
-        [[unroll]] for (uint i = 0u; i < S_COUNT; i++) s[i] = next_s[i];
+        if (AHEAD) [[unroll]]
+            for (uint i = 0u; i < S_COUNT; i++)
+                s[i] = next_s[i];
         barrier();
     }
 
     /* 7: store O and LSE, or the partial result of a split, through shared memory so that stores are contiguous */
     bool split = args.splits > 1u, partial = split || (args.flags & ATTUNE_VULKAN_IS_PARTIAL) != 0u;
     float scale[ALL_ROWS], top[ALL_ROWS], sum[ALL_ROWS]; /* top and sum: with the sink */
-    [[unroll]] for (uint i = 0u; i < ALL_ROWS; i++)
-    {
+    [[unroll]] for (uint i = 0u; i < ALL_ROWS; i++) {
         l[i] = sum_across(l[i]);
         weight[i] = sum_across(weight[i]);
         /* Partial results are relative to the true maximum. */
@@ -414,19 +481,18 @@ void main()
         float factor = split ? exp2((m[i] - row_max[i]) * TO_LOG2) * l[i] : sink.x;
         scale[i] = is_zero(sum[i]) ? partial ? 1.0 : ZERO_ROW : factor / (weight[i] * sink.x + sink.y);
     }
-    [[unroll]] for (uint i = 0u; i < O_COUNT; i++) [[unroll]] for (uint e = 0u; e < LENGTH; e++)
-    {
-        float by = scale[i / O_TILES * ROW_COUNT + row_of(e)];
-        o[i][e] = by == ZERO_ROW ? 0.0 : o[i][e] * by;
-    }
+    [[unroll]] for (uint i = 0u; i < O_COUNT; i++)
+        [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
+            float by = scale[i / O_TILES * ROW_COUNT + row_of(e)];
+            o[i][e] = by == ZERO_ROW ? 0.0 : o[i][e] * by;
+        }
     barrier();
     if (lane % SPAN == 0u) [[unroll]]
         for (uint i = 0u; i < ALL_ROWS; i++)
             memory[warp * ROWS + i / ROW_COUNT * MATRIX_M + row_at(i % ROW_COUNT, lane)] = floatBitsToUint(
                 vec4(top[i], row_max[i], sum[i], l[i]));
     barrier();
-    [[dont_unroll]] for (uint row = tid; row < coord.rows; row += THREADS)
-    {
+    [[dont_unroll]] for (uint row = tid; row < coord.rows; row += THREADS) {
         uint q_row = coord.q0 + query_of(row, coord.queries), h = coord.h0 + head_of(row, coord.queries);
         vec4 of_row = uintBitsToFloat(memory[row]);
         if (split) {
@@ -439,11 +505,9 @@ void main()
             store_row(args.row_max, coord.b, h, q_row, row_max_bits(of_row.y, of_row.w));
         }
     }
-    [[dont_unroll]] for (uint t0 = 0u; t0 < O_TILES; t0 += O_CHUNK)
-    {
+    [[dont_unroll]] for (uint t0 = 0u; t0 < O_TILES; t0 += O_CHUNK) {
         barrier();
-        [[unroll]] for (uint i = 0u; i < O_COUNT; i++)
-        {
+        [[unroll]] for (uint i = 0u; i < O_COUNT; i++) {
             uint r = i / O_TILES, t = i % O_TILES;
             if (t >= t0 && t < t0 + O_CHUNK)
                 coopMatStore(o[i], memory, (warp * ROWS + r * MATRIX_M) * O_STRIDE + (t - t0) * (MATRIX_N / 4u),
@@ -451,8 +515,7 @@ void main()
         }
         barrier();
         const uint groups = O_CHUNK * MATRIX_N / 4u;
-        [[dont_unroll]] for (uint i = tid; i < BLOCK_M * groups; i += THREADS)
-        {
+        [[dont_unroll]] for (uint i = tid; i < BLOCK_M * groups; i += THREADS) {
             uint r = i / groups, g = i % groups, column = t0 * MATRIX_N + 4u * g;
             uint q_row = coord.q0 + query_of(r, coord.queries), h = coord.h0 + head_of(r, coord.queries);
             if (r < coord.rows && column < HEAD_DIM_V) {

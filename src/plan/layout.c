@@ -265,6 +265,9 @@ const char *attune__matrix_layout_make(uint32_t block_m, uint32_t block_n, uint3
 #define MOST_COUNTED                                                                                                   \
     128 /* keys of a tile: the largest number for which a sum of their non-finite codes is unambiguous */
 
+#define MOST_AHEAD  128 /* of the head dimension: longer rows leave no registers for a second S */
+#define RING_GROUPS 21  /* two for each of eight tiles, and five */
+
 const char *attune__registers_layout_make(uint32_t block_m, uint32_t block_n, uint32_t warps,
                                           attune__matrix_shape matrix, uint32_t head_dim, uint32_t head_dim_v,
                                           attune__registers_layout *layout)
@@ -286,6 +289,7 @@ const char *attune__registers_layout_make(uint32_t block_m, uint32_t block_n, ui
     l.Q_TILES = (head_dim + matrix.n - 1) / matrix.n;
     l.O_TILES = (head_dim_v + matrix.n - 1) / matrix.n;
     l.S_COUNT = l.ROW_TILES * l.S_TILES;
+    l.AHEAD = l.Q_TILES * matrix.n <= MOST_AHEAD;
     l.HELD_COUNT = l.ROW_TILES * l.Q_TILES;
     l.O_COUNT = l.ROW_TILES * l.O_TILES;
     l.ROW_COUNT = l.QUADS ? 2 : matrix.m;
@@ -303,7 +307,8 @@ const char *attune__registers_layout_make(uint32_t block_m, uint32_t block_n, ui
     l.Q_ROWS = block_m;
     while (l.Q_ROWS * l.K_STRIDE > l.MEMORY_SIZE && l.Q_ROWS % (2 * l.ROWS) == 0)
         l.Q_ROWS /= 2;
-    l.MEMORY_SIZE = most(l.MEMORY_SIZE, l.Q_ROWS * l.K_STRIDE);
+    l.RING = most(l.MEMORY_SIZE, l.Q_ROWS * l.K_STRIDE);
+    l.MEMORY_SIZE = l.RING + RING_GROUPS;
     /* O is stored in as few chunks as shared memory holds. */
     for (l.O_CHUNK = l.O_TILES;; l.O_CHUNK = (l.O_CHUNK + 1) / 2) {
         l.O_STRIDE = l.O_CHUNK * matrix.n / 4 + 1;

@@ -85,7 +85,7 @@ static void check_matrices(uint32_t m, uint32_t n, uint32_t warps, attune__matri
         const uint32_t kv = n * larger(k_row, v_row);
         HOLDS(r.HELD_COUNT == m / warps / x.m * (up(d, x.n) / x.n));
         HOLDS(r.O_COUNT == m / warps / x.m * (up(dv, x.n) / x.n) && r.S_COUNT == m / warps / x.m * (n / x.n));
-        HOLDS(r.SLOT == kv && r.MEMORY_SIZE >= larger(4 * kv, r.Q_ROWS * k_row));
+        HOLDS(r.SLOT == kv && r.MEMORY_SIZE >= 21 + larger(4 * kv, r.Q_ROWS * k_row));
         HOLDS(m % r.Q_ROWS == 0 && r.Q_ROWS % (m / warps) == 0);
         /* The loops of a step: products, copies of K and of V with its codes, and the codes' products. */
         const uint32_t loops = up(d, x.n) / x.n + n / x.n + (n * (k_row + 2 * v_row) / (warps * x.lanes) + 3) +
