@@ -208,7 +208,7 @@ void attune__clamp_decode(const attune__search *search, attune__tile *tile, uint
     const uint32_t sequences = s->shared_sequences > 1 ? s->shared_sequences : 1;
     const double rows = (double)s->q_len * attune__shape_packed_heads(s) * sequences;
     uint32_t *m = &tile->value[ATTUNE__BLOCK_M];
-    while (*m > least && *m / 2 >= rows)
+    while (*m > least && *m >= 2 * rows)
         *m /= 2;
 }
 

@@ -65,8 +65,8 @@ static uint32_t portable_invocations(const attune__search *search, const attune_
     return most < wanted ? most : wanted;
 }
 
-/* Of a tile with rows of several sequences. */
-#define SHARED_ROWS 16
+/* Of a tile with rows of several sequences: the fastest on an H200, docs/decisions/0065-shared-prefixes-in-tiles.md. */
+#define SHARED_ROWS 32
 
 static void clamp_rows(const attune__search *search, attune__tile *tile)
 {
@@ -237,9 +237,10 @@ attune__shaders_parts attune__shaders_parts_make(const attune__shape *shape, con
     p.slots = 2 * p.wanted;
     p.shares = shape->shared_sequences > 1;
     if (p.shares) {
-        const double parts = (double)(shape->kv_len / least) + 1,
-                     planes = (double)(shape->kv_heads * serving_partition(shape, block_m).head_chunks),
-                     own = (double)shape->batch * planes * fmin(parts, MOST_OWN), room = (double)(MOST_SHARED / part);
+        const int64_t parts = shape->kv_len / least + 1;
+        const uint64_t most = MOST_SHARED / part;
+        const double planes = (double)(shape->kv_heads * serving_partition(shape, block_m).head_chunks),
+                     own = (double)shape->batch * planes * fmin((double)parts, MOST_OWN), room = (double)most;
         p.slots += (uint32_t)(own < room ? own : room);
     }
     p.items = (uint32_t)tiles + p.slots;

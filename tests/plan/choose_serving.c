@@ -96,7 +96,7 @@ Test(choose, shared_keys_over_a_cache)
     p.shared_sequences = 2;
     cr_expect_eq(plan("h200-vulkan", &p, NULL).block_m, 8);
     p.shared_sequences = 32;
-    cr_expect_eq(plan("h200-vulkan", &p, NULL).block_m, 16);
+    cr_expect_eq(plan("h200-vulkan", &p, NULL).block_m, 32);
     p.shared_sequences = 1;
     cr_expect_eq(plan("opencl-nvidia", &p, NULL).workspace, alone.workspace);
     p.shared_sequences = 4;
