@@ -228,11 +228,10 @@ attune_status attune__distributed_finish(const attune__distributed_call *c)
     return d->staging && d->received ? d->device->backend->copy(c->queue, d->copies, d->received, true) : ATTUNE_OK;
 }
 
-/* attune__merge_part_fn of one tensor */
-static attune__merge_part the_tensor(const void *user, uint32_t index)
+attune__merge_part attune__distributed_part_at(const void *user, uint32_t index)
 {
-    (void)index;
-    return (attune__merge_part){.o = *(const attune_tensor *)user};
+    const attune_tensor *parts = user;
+    return (attune__merge_part){.o = parts[index]};
 }
 
 /* Copies the own keys to their places among all keys: each the sum of one tensor. */
@@ -244,8 +243,8 @@ static attune_status copy_own(attune__distributed_call *c)
                             v = attune__distributed_slice(&c->v[ATTUNE__OWN], copy->start, copy->count),
                             to_k = attune__distributed_slice(&c->k[ATTUNE__OTHERS], copy->at, copy->count),
                             to_v = attune__distributed_slice(&c->v[ATTUNE__OTHERS], copy->at, copy->count);
-        ATTUNE__TRY(attune__distributed_merge(c, &to_k, NULL, 1, the_tensor, &k));
-        ATTUNE__TRY(attune__distributed_merge(c, &to_v, NULL, 1, the_tensor, &v));
+        ATTUNE__TRY(attune__distributed_merge(c, &to_k, NULL, 1, attune__distributed_part_at, &k));
+        ATTUNE__TRY(attune__distributed_merge(c, &to_v, NULL, 1, attune__distributed_part_at, &v));
     }
     return ATTUNE_OK;
 }

@@ -300,6 +300,8 @@ void attune__distributed_find_symbols(const attune__distributed_call *c, int par
 /* The partial result of a part, shaped as o, or as d_q; or its LSE. The parts with keys are numbered from 0 on. */
 attune_tensor attune__distributed_result(const attune__distributed_call *c, int part, const attune_tensor *like);
 attune_tensor attune__distributed_result_lse(const attune__distributed_call *c, int part, const attune_tensor *like);
+/* attune__merge_part_fn of an array of tensors. */
+attune__merge_part attune__distributed_part_at(const void *user, uint32_t index);
 /* Merges results; lse.buffer NULL = a sum. */
 attune_status attune__distributed_merge(attune__distributed_call *c, const attune_tensor *o, const attune_tensor *lse,
                                         uint32_t count, attune__merge_part_fn part, const void *user);

@@ -127,13 +127,6 @@ attune_status attune__distributed_make_sums(attune_distributed *d, const attune_
 
 /* ------------------------------------------------------------------------------------------------------------- sums */
 
-/* attune__merge_part_fn of an array */
-static attune__merge_part part_at(const void *user, uint32_t index)
-{
-    const attune_tensor *parts = user;
-    return (attune__merge_part){.o = parts[index]};
-}
-
 /* Zeros of any size. */
 static attune_tensor zeros_like(const attune_distributed *d, const attune_tensor *t)
 {
@@ -146,7 +139,7 @@ static attune_tensor zeros_like(const attune_distributed *d, const attune_tensor
 static attune_status set_to_zero(attune__distributed_call *c, const attune_tensor *t)
 {
     const attune_tensor zeros = zeros_like(c->d, t);
-    return attune__distributed_merge(c, t, NULL, 1, part_at, &zeros);
+    return attune__distributed_merge(c, t, NULL, 1, attune__distributed_part_at, &zeros);
 }
 
 /* `count` lines from `at` on in the workspace. */
@@ -361,14 +354,14 @@ static attune_status store_sums(attune__distributed_call *c, const attune__share
         const attune_tensor wanted = as_rank_4(&shared->wanted[i]);
         attune_tensor parts[2] = {wanted, shared->captures[i].tensor};
         parts[1] = attune__workspace_tensor(parts[1].buffer, parts[1].offset, parts[1].dtype, &wanted, 4);
-        ATTUNE__TRY(attune__distributed_merge(c, &wanted, NULL, 2, part_at, parts));
+        ATTUNE__TRY(attune__distributed_merge(c, &wanted, NULL, 2, attune__distributed_part_at, parts));
     }
     if (!shared->wanted_sinks.buffer)
         return ATTUNE_OK;
     const attune_tensor wanted = as_rank_4(&shared->wanted_sinks);
     const attune_tensor sinks =
         attune__workspace_tensor(shared->sinks.buffer, shared->sinks.offset, shared->sinks.dtype, &wanted, 4);
-    return attune__distributed_merge(c, &wanted, NULL, 1, part_at, &sinks);
+    return attune__distributed_merge(c, &wanted, NULL, 1, attune__distributed_part_at, &sinks);
 }
 
 /* ------------------------------------------------------------------------------------------------------------- keys */

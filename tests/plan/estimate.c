@@ -58,16 +58,21 @@ static cycles forward_cycles(const attune__decision *d, double head_dim, double 
     return c;
 }
 
+static attune_cuda_tile backward_tile(const attune__decision *d, double head_dim, double head_dim_v)
+{
+    return (attune_cuda_tile){.head_dim = (unsigned)head_dim,
+                              .head_dim_v = (unsigned)head_dim_v,
+                              .block_m = d->choice.block_m1,
+                              .block_n = d->choice.block_n1,
+                              .stages = d->choice.num_stages,
+                              .element = 2};
+}
+
 static cycles backward_cycles(const attune__decision *d, double head_dim, double head_dim_v)
 {
     const double m = d->choice.block_m1, n = d->choice.block_n1, pairs = m * n;
     const double k = up_to(head_dim, 16), kv = up_to(head_dim_v, 16);
-    const attune_cuda_tile tile = {.head_dim = (unsigned)head_dim,
-                                   .head_dim_v = (unsigned)head_dim_v,
-                                   .block_m = d->choice.block_m1,
-                                   .block_n = d->choice.block_n1,
-                                   .stages = d->choice.num_stages,
-                                   .element = 2};
+    const attune_cuda_tile tile = backward_tile(d, head_dim, head_dim_v);
     const attune_cuda_backward_sm100_layout l = attune_cuda_backward_sm100(tile, 0);
     const bool wide = attune_cuda_backward_sm100_wide(tile.head_dim, tile.head_dim_v);
     const double items = l.separate ? 2 : 1;
@@ -101,12 +106,7 @@ static pair_cost backward_by_pairs(const attune__decision *d, double head_dim, d
 {
     const double m = d->choice.block_m1, n = d->choice.block_n1;
     const double k = up_to(head_dim, 16), kv = up_to(head_dim_v, 16);
-    const attune_cuda_tile tile = {.head_dim = (unsigned)head_dim,
-                                   .head_dim_v = (unsigned)head_dim_v,
-                                   .block_m = d->choice.block_m1,
-                                   .block_n = d->choice.block_n1,
-                                   .stages = d->choice.num_stages,
-                                   .element = 2};
+    const attune_cuda_tile tile = backward_tile(d, head_dim, head_dim_v);
     const attune_cuda_backward_sm100_layout l = attune_cuda_backward_sm100(tile, 0);
     const bool wide = attune_cuda_backward_sm100_wide(tile.head_dim, tile.head_dim_v);
     const double items = l.separate ? 2 : 1;
