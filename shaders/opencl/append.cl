@@ -176,7 +176,7 @@ attune_append(const attune_opencl_append args, __global const uchar *q, __global
 {
     __local float values[ATTUNE_OPENCL_APPEND_COLUMNS], sums[LANES];
     __local uint of_items[THREADS];
-    const uint id = (uint)get_local_id(0), index = args.first + (uint)get_group_id(0);
+    const uint id = (uint)get_local_id(0), index = args.first + GROUP;
     sequence s;
     place at;
     s.of = &args.cache;

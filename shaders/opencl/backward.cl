@@ -236,7 +236,7 @@ attune_backward(ATTUNE_KERNEL_PARAMETERS ATTUNE_BACKWARD_PARAMETERS ATTUNE_KERNE
     w.ty = w.id / TX;
     w.inner_len = KEYS ? args.q_len : args.kv_len;
     w.aligned = ALIGNED || (args.flags & inputs) == inputs;
-    w.outer = outer_tile_of(&args, args.first + (uint)get_group_id(0));
+    w.outer = outer_tile_of(&args, args.first + GROUP);
     __global const uchar *const a = TENSOR_A + plane_of(&args.TENSOR_A, w.outer.b, w.outer.h) +
                                     (long)w.outer.row0 * args.TENSOR_A.stride_row;
     __global const uchar *const a2 = TENSOR_A2 + plane_of(&args.TENSOR_A2, w.outer.b, w.outer.h) +

@@ -11,7 +11,7 @@ attune_backward_delta(ATTUNE_KERNEL_PARAMETERS ATTUNE_BACKWARD_PARAMETERS ATTUNE
 {
     __local float sums[THREADS];
     const uint id = (uint)get_local_id(0), row_lane = id % ROW_LANES;
-    const uint row = (args.first + (uint)get_group_id(0)) * ATTUNE_OPENCL_DELTA_ROWS + id / ROW_LANES;
+    const uint row = (args.first + GROUP) * ATTUNE_OPENCL_DELTA_ROWS + id / ROW_LANES;
     const int valid = row < args.batch * args.heads * args.q_len;
     const int o_aligned = (args.flags & ATTUNE_OPENCL_ALIGNED_O) != 0u;
     const int d_o_aligned = (args.flags & ATTUNE_OPENCL_ALIGNED_D_O) != 0u;
@@ -60,7 +60,7 @@ __kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) void
 attune_backward_sinks(ATTUNE_KERNEL_PARAMETERS ATTUNE_BACKWARD_PARAMETERS ATTUNE_KERNEL_MODS)
 {
     __local float sums[THREADS], lost[THREADS];
-    const uint id = (uint)get_local_id(0), h = args.first + (uint)get_group_id(0);
+    const uint id = (uint)get_local_id(0), h = args.first + GROUP;
     const int valid = args.q_len > 0u; /* the first launch has no rows, and no sinks */
     const float sink = valid ? *(__global const float *)(sinks + args.sinks + (long)h * args.sinks_h) : -INFINITY;
     long_sum sum = {0.0f, 0.0f};

@@ -48,7 +48,7 @@ ATTUNE_FUNCTION float value_of(const uint *words)
 __kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) void
 attune_clear_sums(const attune_opencl_sums args, __global uchar *workspace, __global uchar *to)
 {
-    const uint index = (args.first + (uint)get_group_id(0)) * THREADS + (uint)get_local_id(0);
+    const uint index = (args.first + GROUP) * THREADS + (uint)get_local_id(0);
     __global uint *const sum = (__global uint *)(workspace + args.sums) + (ulong)SUM_WORDS * index;
     if (index < args.count)
         for (uint n = 0u; n < SUM_WORDS; n++)
@@ -58,7 +58,7 @@ attune_clear_sums(const attune_opencl_sums args, __global uchar *workspace, __gl
 __kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) void
 attune_add_sums(const attune_opencl_sums args, __global uchar *workspace, __global uchar *to)
 {
-    const uint index = (args.first + (uint)get_group_id(0)) * THREADS + (uint)get_local_id(0);
+    const uint index = (args.first + GROUP) * THREADS + (uint)get_local_id(0);
     __global const uint *const sum = (__global const uint *)(workspace + args.sums) + (ulong)SUM_WORDS * index;
     if (index < args.count) {
         uint words[SUM_DIGITS];

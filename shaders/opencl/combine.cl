@@ -7,7 +7,7 @@ __kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) void
 attune_combine(ATTUNE_KERNEL_PARAMETERS ATTUNE_KERNEL_MODS)
 {
     const uint groups = HEAD_DIM_V / 4u;
-    const uint index = (args.first + (uint)get_group_id(0)) * THREADS + (uint)get_local_id(0);
+    const uint index = (args.first + GROUP) * THREADS + (uint)get_local_id(0);
     const uint row = index / groups, column = index % groups * 4u;
     if (row < args.batch * args.heads * args.q_len) {
         const uint at_q = row % args.q_len, h = row / args.q_len % args.heads, b = row / args.q_len / args.heads;

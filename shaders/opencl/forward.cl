@@ -332,7 +332,7 @@ attune_forward(ATTUNE_KERNEL_PARAMETERS ATTUNE_KERNEL_MODS)
 {
 #include "layout_forward.h"
     ATTUNE_TABLES
-    const tile_coord coord = tile_coord_of(&args, args.first + (uint)get_group_id(0));
+    const tile_coord coord = tile_coord_of(&args, args.first + GROUP);
     const work_item w = work_item_of((uint)get_local_id(0), coord.rows);
     const uint inputs = ATTUNE_OPENCL_ALIGNED_Q | ATTUNE_OPENCL_ALIGNED_K | ATTUNE_OPENCL_ALIGNED_V;
     const int aligned = ALIGNED || (args.flags & inputs) == inputs;

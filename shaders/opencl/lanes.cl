@@ -114,7 +114,7 @@ attune_lanes(ATTUNE_KERNEL_PARAMETERS ATTUNE_KERNEL_MODS)
 #include "layout_lanes.h"
     rows a[HEAD_DIM * VECTORS], s[BLOCK_N * VECTORS], sum[HEAD_DIM_V * VECTORS];
     rows m[VECTORS], l[VECTORS], factor[VECTORS];
-    const tile_coord coord = tile_coord_of(&args, args.first + (uint)get_group_id(0));
+    const tile_coord coord = tile_coord_of(&args, args.first + GROUP);
     __global const uchar *k_plane = k + plane_of(&args.k, coord.b, coord.kv_h);
     __global const uchar *v_plane = v + plane_of(&args.v, coord.b, coord.kv_h);
     const float s_factor = (PRESCALE ? 1.0f : args.scale) * (SCORE ? 1.0f : LOG2E);

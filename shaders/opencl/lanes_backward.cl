@@ -128,7 +128,7 @@ attune_lanes_backward(ATTUNE_KERNEL_PARAMETERS ATTUNE_BACKWARD_PARAMETERS ATTUNE
 {
 #include "layout_lanes.h"
     ATTUNE_TABLES
-    const outer_tile outer = outer_tile_of(&args, args.first + (uint)get_group_id(0));
+    const outer_tile outer = outer_tile_of(&args, args.first + GROUP);
     const float prescale = PRESCALE ? args.scale : 1.0f, factor = PRESCALE ? 1.0f : args.scale;
     rows a[HEAD_DIM * VECTORS], a2[HEAD_DIM_V * VECTORS], p[BLOCK_N * VECTORS], ds[BLOCK_N * VECTORS];
     rows x[HEAD_DIM * VECTORS];

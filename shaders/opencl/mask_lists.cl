@@ -22,7 +22,7 @@ __kernel __attribute__((reqd_work_group_size(WIDTH, 1, 1))) void
 attune_classify(const attune_opencl_mask_lists f, __global uchar *mask, __global const uchar *tensor)
 {
     __local uint seen_by_all;
-    const uint lane = (uint)get_local_id(0), index = f.first + (uint)get_group_id(0);
+    const uint lane = (uint)get_local_id(0), index = f.first + GROUP;
     const uint column = index % f.kv_blocks, row = index / f.kv_blocks % f.q_blocks;
     const uint plane = index / f.kv_blocks / f.q_blocks;
     const uint q0 = row * f.q_block, kv0 = column * f.kv_block;
@@ -49,7 +49,7 @@ attune_fill(const attune_opencl_mask_lists f, __global uchar *mask, __global con
 {
     __local uint taken[WIDTH];
     __global const uint *const classes = (__global const uint *)(mask + f.classes);
-    const uint lane = (uint)get_local_id(0), group = f.first + (uint)get_group_id(0);
+    const uint lane = (uint)get_local_id(0), group = f.first + GROUP;
     const int is_row = group < f.row_count;
     const uint line = group - (is_row ? 0u : f.row_count);
     const uint lines = is_row ? f.q_blocks : f.kv_blocks, count = is_row ? f.kv_blocks : f.q_blocks;

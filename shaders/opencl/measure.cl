@@ -47,13 +47,13 @@ __kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) void attune_measur
     }
     vector sum = (vector)(0.0f);
     CHAINS(ADD)
-    to[get_global_id(0)] = sum;
+    to[GROUP * THREADS + get_local_id(0)] = sum;
 }
 
 __kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) void attune_copy(__global const float4 *from,
                                                                                __global float4 *to)
 {
-    const size_t first = get_group_id(0) * (THREADS * COPY_STEPS) + get_local_id(0);
+    const size_t first = (size_t)GROUP * (THREADS * COPY_STEPS) + get_local_id(0);
     float4 value[COPY_STEPS];
     UNROLL for (uint i = 0u; i < COPY_STEPS; i++) value[i] = from[first + i * THREADS];
     UNROLL for (uint i = 0u; i < COPY_STEPS; i++) to[first + i * THREADS] = value[i];

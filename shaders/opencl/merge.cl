@@ -67,7 +67,7 @@ ATTUNE_FUNCTION void set_element(__global uchar *memory, __global const attune_o
 __kernel __attribute__((reqd_work_group_size(WIDTH, 1, 1))) void attune_merge(PARAMETERS)
 {
     __global const attune_opencl_merge *const args = (__global const attune_opencl_merge *)(arguments + offset);
-    const row_place place = place_of(args, first + (uint)get_group_id(0));
+    const row_place place = place_of(args, first + GROUP);
     OF_PARTS(o);
     OF_PARTS(lse);
     float weights[PARTS];
@@ -106,7 +106,7 @@ __kernel __attribute__((reqd_work_group_size(WIDTH, 1, 1))) void attune_merge_ba
 {
     __local float sums[WIDTH];
     __global const attune_opencl_merge *const args = (__global const attune_opencl_merge *)(arguments + offset);
-    const row_place place = place_of(args, first + (uint)get_group_id(0));
+    const row_place place = place_of(args, first + GROUP);
     const uint lane = (uint)get_local_id(0);
     OF_PARTS(o);
     OF_PARTS(lse);

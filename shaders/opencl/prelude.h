@@ -24,6 +24,9 @@
 #define FMA(a, b, c) ((a) * (b) + (c))
 #endif
 
+/* The workgroup of a launch, in the one of two dimensions that the launch uses (src/opencl/queue.c). */
+#define GROUP ((uint)get_group_id(0) + (uint)get_group_id(2))
+
 /* PoCL 3.1 gives each thread local memory of its own only in a kernel's body: where a function that is called is left,
  * all threads share one array. Oclgrind, whose build options have ATTUNE_NO_INLINE, runs functions that are called. */
 #if defined ATTUNE_HOST && !defined ATTUNE_NO_INLINE

@@ -320,7 +320,7 @@ attune_serving(ATTUNE_KERNEL_PARAMETERS ATTUNE_SERVING_PARAMETERS ATTUNE_KERNEL_
     sequence seq;
     __global const attune_opencl_serving *serving = (__global const attune_opencl_serving *)(workspace + args.serving);
     seq.of = &serving->cache;
-    const work_item item = work_item_of(&args, &serving->parts, schedule, args.first + (uint)get_group_id(0));
+    const work_item item = work_item_of(&args, &serving->parts, schedule, args.first + GROUP);
     tile_coord coord = tile_coord_of(&args, item.tile);
     seq.b = coord.b;
     seq.kv_h = coord.kv_h;
@@ -419,7 +419,7 @@ attune_serving_combine(ATTUNE_KERNEL_PARAMETERS ATTUNE_SERVING_PARAMETERS)
     __global const attune_opencl_serving *serving = (__global const attune_opencl_serving *)(workspace + args.serving);
     __global const attune_opencl_parts *of = &serving->parts;
     __global const uint *from = (__global const uint *)(schedule + of->schedule);
-    const uint index = args.first + (uint)get_group_id(0), slots = of->slots;
+    const uint index = args.first + GROUP, slots = of->slots;
     const int in_list = index < min(vload4(0, from).y, of->merges);
     const uint4 merge = vload4(in_list ? 1u + of->items + index : 0u, from);
     /* A schedule may hold anything. */

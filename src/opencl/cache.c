@@ -52,12 +52,14 @@ attune__cl_program attune__opencl_cache_get(attune__opencl_device *device, attun
     return NULL;
 }
 
+/* PoCL before version 6 is not asked for binaries: it ends the process where another queue runs the kernel meanwhile,
+ * for the reason that attune__opencl_launch gives. It has a cache of its own. */
 void attune__opencl_cache_put(attune__opencl_device *device, attune__hash hash, attune__cl_program program)
 {
     const attune__opencl_driver *driver = &device->driver;
     const attune_allocator *allocator = &device->base.host.allocator;
     size_t size = 0;
-    if (!device->base.host.cache || device->many ||
+    if (!device->base.host.cache || device->many || device->early_pocl ||
         driver->program_info(program, CL_PROGRAM_BINARY_SIZES, sizeof size, &size, NULL) != CL_SUCCESS || !size ||
         size > MOST_BINARY)
         return;

@@ -78,12 +78,19 @@ static uint32_t group_limit(const attune__opencl_driver *driver, attune__cl_devi
     return most > 1u << 16 ? 1u << 16 : (uint32_t)most;
 }
 
+/* 0: another driver. */
+static double pocl_version(const attune_device_info *info)
+{
+    static const char name[] = "Portable Computing Language ";
+    return strncmp(info->driver, name, sizeof name - 1) ? 0 : strtod(info->driver + sizeof name - 1, NULL);
+}
+
 /* PoCL 5.0's own way to make loops of a workgroup ends the process while it compiles some kernels with barriers. */
 static bool ends_the_process(const attune_device_info *info)
 {
-    static const char *const name = "Portable Computing Language 5.";
+    const double version = pocl_version(info);
     const char *method = getenv("POCL_WORK_GROUP_METHOD");
-    return !strncmp(info->driver, name, strlen(name)) && (!method || strcmp(method, "cbs") != 0);
+    return version >= 5 && version < 6 && (!method || strcmp(method, "cbs") != 0);
 }
 
 /* Why the kernels cannot run; NULL = they can. */
@@ -342,6 +349,7 @@ static void take_found(attune__opencl_device *device, const found *one)
     device->fma = (one->float_config & CL_FP_FMA) != 0;
     device->round_div = (one->float_config & CL_FP_CORRECTLY_ROUNDED) != 0;
     device->unified = one->unified;
+    device->early_pocl = pocl_version(&one->info) > 0 && pocl_version(&one->info) < 6;
     device->argument_size = one->argument_size;
     if (device->driver.platform_info(one->platform, CL_PLATFORM_VERSION, sizeof version, version, NULL) != CL_SUCCESS)
         version[0] = '\0';

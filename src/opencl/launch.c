@@ -27,9 +27,11 @@ double attune__opencl_launch_flops(const attune__opencl_device *device)
 uint64_t attune__opencl_launch_most(const attune__opencl_device *device, uint64_t workgroups, double flops)
 {
     const double budget = attune__opencl_launch_flops(device) / flops;
-    const uint64_t most = budget > (double)workgroups || device->base.info.limits.host ? workgroups
-                          : budget < 1                                                 ? 1
-                                                                                       : (uint64_t)budget;
+    uint64_t most = budget > (double)workgroups || device->base.info.limits.host ? workgroups
+                    : budget < 1                                                 ? 1
+                                                                                 : (uint64_t)budget;
+    if (device->early_pocl && most > ATTUNE__OPENCL_EARLY_POCL_GROUPS)
+        most = ATTUNE__OPENCL_EARLY_POCL_GROUPS;
     /* Equal parts: a short last one would occupy few of the device's units. */
     const uint64_t parts = most ? (workgroups + most - 1) / most : 1;
     return (workgroups + parts - 1) / parts;

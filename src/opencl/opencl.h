@@ -30,6 +30,8 @@
 
 /* Events of a queue. A wait for a value that is older than all of them also waits for some later launches. */
 #define ATTUNE__OPENCL_EVENTS 64
+/* The workgroups of a launch of a PoCL before version 6 (attune__opencl_launch). */
+#define ATTUNE__OPENCL_EARLY_POCL_GROUPS 65534
 /* Bytes of what a call copies to the device. */
 #define ATTUNE__OPENCL_TABLE 3072
 
@@ -57,6 +59,7 @@ typedef struct attune__opencl_device {
     bool unified;         /* it shares the host's memory */
     size_t argument_size; /* bytes of a kernel's arguments */
     bool many;            /* its context, of the caller, has other devices: programs have several binaries */
+    bool early_pocl;      /* before version 6: see attune__opencl_launch and attune__opencl_cache_put */
 } attune__opencl_device;
 
 typedef struct attune__opencl_buffer {

@@ -153,16 +153,25 @@ static void enqueued(attune__opencl_call *call, int32_t error, attune__cl_event 
     call->last = event;
 }
 
+/*
+ * Workgroups are in the first dimension, which every driver has to take in any number. PoCL before version 6 keeps an
+ * entry for each local size of a kernel and each wider grid, and counts the users of a kernel in the entry that is the
+ * newest of its local size: where one queue's launch makes an entry while another's runs the kernel, the process ends
+ * ("pocl_release_dlhandle_cache"). Groups of the third dimension do not widen its grid: a kernel has one entry. They
+ * must be fewer than those for which it compiles another kernel.
+ */
 void attune__opencl_launch(attune__opencl_call *call, attune__cl_kernel kernel, uint64_t groups, uint32_t threads)
 {
-    const size_t local = threads, global = (size_t)groups * threads;
+    attune__opencl_device *device = device_of(call->queue);
+    const bool third = device->early_pocl && groups <= ATTUNE__OPENCL_EARLY_POCL_GROUPS;
+    const size_t local[3] = {threads, 1, 1};
+    const size_t global[3] = {third ? threads : (size_t)groups * threads, 1, third ? (size_t)groups : 1};
     const attune__cl_event wait = earlier(call);
     attune__cl_event event = NULL;
     if (call->status != ATTUNE_OK || !groups)
         return;
-    const int32_t error = device_of(call->queue)
-                              ->driver.launch(call->queue->handle, kernel, 1, NULL, &global, &local, wait != NULL,
-                                              wait ? &wait : NULL, &event);
+    const int32_t error = device->driver.launch(call->queue->handle, kernel, third ? 3 : 1, NULL, global, local,
+                                                wait != NULL, wait ? &wait : NULL, &event);
     enqueued(call, error, event, "clEnqueueNDRangeKernel");
 }
 

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: MIT */
-/* On the first OpenCL device: calls whose workgroups run on several threads give the same bits each time. */
+/* On the first OpenCL device: calls whose workgroups run on several threads, and calls of several threads. */
 #include <attune/attune.h>
 #include <criterion/criterion.h>
+#include <pthread.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -180,4 +182,77 @@ Test(opencl_device, gradient_of_a_batch)
     attune_expr_destroy(mask);
     attune_device_destroy(device);
     attune_instance_destroy(instance);
+}
+
+/* Each thread's calls have more and more workgroups of the same kernel, and a cache that has no program yet. */
+typedef struct grower {
+    const char *folder;
+    char error[512];
+} grower;
+
+static void *grow(void *of)
+{
+    grower *g = of;
+    static uint16_t data[ELEMENTS];
+    const attune_instance_desc desc = {.struct_size = sizeof desc, .cache_folder = g->folder};
+    attune_instance *instance;
+    attune_device *device = NULL;
+    attune_buffer *buffer = NULL, *workspace = NULL;
+    attune_status status = attune_instance_create(&desc, &instance);
+    if (status == ATTUNE_OK)
+        status = attune_device_open(instance, "opencl", &device);
+    if (status == ATTUNE_OK)
+        status = attune_buffer_create(device, 2 * sizeof data, &buffer);
+    if (status == ATTUNE_OK)
+        status = attune_buffer_write(buffer, 0, data, sizeof data);
+    for (int64_t length = 8; length <= LENGTH && status == ATTUNE_OK; length += 8) {
+        const attune_problem problem = {
+            .struct_size = sizeof problem, .dtype = ATTUNE_F16, .head_dim = DIM, .heads = HEADS, .q_len = length};
+        const attune_tensor tensor = {
+            .buffer = buffer, .dtype = ATTUNE_F16, .rank = 4, .size = {1, HEADS, length, DIM}};
+        attune_forward_args args = {.struct_size = sizeof args, .q = tensor, .k = tensor, .v = tensor, .o = tensor};
+        args.o.offset = sizeof data;
+        attune_completion done;
+        attune_plan *plan = NULL;
+        status = attune_plan_create(device, &problem, NULL, &plan);
+        if (status == ATTUNE_OK && attune_plan_workspace_size(plan))
+            status = attune_buffer_create(device, attune_plan_workspace_size(plan), &workspace);
+        args.workspace = workspace;
+        if (status == ATTUNE_OK)
+            status = attune_forward(plan, attune_device_queue(device), &args, &done);
+        if (status == ATTUNE_OK)
+            status = attune_completion_wait(done, UINT64_MAX);
+        attune_buffer_destroy(workspace);
+        workspace = NULL;
+        attune_plan_destroy(plan);
+    }
+    attune_buffer_destroy(buffer);
+    attune_device_destroy(device);
+    attune_instance_destroy(instance);
+    if (status != ATTUNE_OK)
+        snprintf(g->error, sizeof g->error, "%s", attune_last_error());
+    return NULL;
+}
+
+/* PoCL before version 6 ended the process here (attune__opencl_launch has the reason). */
+Test(opencl_device, kernels_of_several_queues)
+{
+    char folder[] = "/tmp/attune-opencl-XXXXXX", command[64];
+    grower growers[3];
+    pthread_t threads[3];
+    attune_instance *instance;
+    OK(attune_instance_create(NULL, &instance));
+    attune_device_destroy(device_or_skip(instance, "opencl"));
+    attune_instance_destroy(instance);
+    cr_assert_not_null(mkdtemp(folder));
+    for (int i = 0; i < 3; i++) {
+        growers[i] = (grower){.folder = folder};
+        cr_assert_eq(pthread_create(&threads[i], NULL, grow, &growers[i]), 0);
+    }
+    for (int i = 0; i < 3; i++) {
+        cr_assert_eq(pthread_join(threads[i], NULL), 0);
+        cr_expect_str_empty(growers[i].error, "thread %d: %s", i, growers[i].error);
+    }
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    cr_expect_eq(system(command), 0); /* NOLINT(cert-env33-c): a folder of our own */
 }

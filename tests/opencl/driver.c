@@ -577,6 +577,33 @@ Test(opencl_driver, cache)
     cr_expect_eq(system(command), 0); /* NOLINT(cert-env33-c): a folder of our own */
 }
 
+/* PoCL before version 6 ends the process where kernels have several grids, or binaries are asked for, while another
+ * queue runs them. */
+Test(opencl_driver, early_pocl)
+{
+    fake_state *fake = open_fake();
+    static const struct {
+        const char *version;
+        bool early;
+    } rows[] = {{"3.1", true}, {"4.0+debian", true}, {"6.0", false}, {"7.1", false}};
+    fake->platform_name = "Portable Computing Language";
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char folder[] = "/tmp/attune-opencl-XXXXXX", command[64];
+        cr_assert_not_null(mkdtemp(folder));
+        flow f = {.cache = folder};
+        fake->driver_version = rows[i].version;
+        fake->wide = fake->binaries_read = 0;
+        fake->groups = 0;
+        cr_assert_eq(flow_all(&f), ATTUNE_OK, "%s", attune_last_error());
+        cr_expect(fake->groups > 4, "%llu workgroups", (unsigned long long)fake->groups);
+        cr_expect_eq(fake->wide > 0, !rows[i].early, "PoCL %s: %d launches are wide", rows[i].version, fake->wide);
+        cr_expect_eq(fake->binaries_read > 0, !rows[i].early, "PoCL %s: %d", rows[i].version, fake->binaries_read);
+        flow_destroy(&f);
+        snprintf(command, sizeof command, "rm -r %s", folder);
+        cr_expect_eq(system(command), 0); /* NOLINT(cert-env33-c): a folder of our own */
+    }
+}
+
 /* The caller's context, queue and memory. */
 Test(opencl_driver, lending)
 {

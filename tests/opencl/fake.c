@@ -281,6 +281,7 @@ int32_t clGetProgramInfo(attune__cl_program program, uint32_t name, size_t size,
     if (name == CL_PROGRAM_BINARY_SIZES)
         PUT(size_t, 100);
     memset(*(unsigned char **)value, 7, 100);
+    fake.binaries_read++;
     return CL_SUCCESS;
 }
 int32_t clRetainProgram(attune__cl_program program)
@@ -333,14 +334,18 @@ int32_t clEnqueueNDRangeKernel(attune__cl_queue queue, attune__cl_kernel kernel,
                                const size_t *offset, const size_t *global, const size_t *local, uint32_t waits,
                                const attune__cl_event *wait, attune__cl_event *event)
 {
-    (void)queue, (void)dimensions, (void)offset, (void)wait;
+    (void)queue, (void)offset, (void)wait;
     object *o = (object *)kernel;
+    uint64_t groups = 1;
+    for (uint32_t d = 0; d < dimensions; d++)
+        groups *= global[d] / local[d];
     const int error = command("clEnqueueNDRangeKernel", waits, event);
     pthread_mutex_lock(&lock);
     fake.interleaved += o->setting && !pthread_equal(o->setter, pthread_self());
     o->setting = false;
     fake.launches++;
-    fake.groups += *global / *local;
+    fake.wide += global[0] > local[0];
+    fake.groups += groups;
     pthread_mutex_unlock(&lock);
     return error;
 }

@@ -17,11 +17,13 @@ typedef struct fake_state {
     int live; /* references to objects */
     /* Programs made from source and from binaries; whether builds fail. */
     int sources, binaries;
+    int binaries_read;
     bool build_fails;
     /* Work-items that a built kernel has; 0 = as many as the device. The device has fewer after that. */
     uint32_t kernel_group;
     /* Counts of commands. */
     int launches, unchained, interleaved;
+    int wide; /* launches with several workgroups in their first dimension */
     uint64_t groups;
     int32_t event_status; /* of all events; 0 = complete */
     bool unified;
