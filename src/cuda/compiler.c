@@ -438,6 +438,10 @@ static attune_status write_mods(const attune_allocator *allocator, const attune_
 
 void attune__cuda_define(attune__cuda_kernel *kernel, const char *name, uint32_t value)
 {
+    if (kernel->option_count == ATTUNE__CUDA_OPTIONS) {
+        kernel->full = true;
+        return;
+    }
     snprintf(kernel->options[kernel->option_count], sizeof kernel->options[0], "-DATTUNE_%s=%u", name, value);
     kernel->option_count++;
 }
@@ -592,5 +596,7 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
     if (s->sinks && desc->choice->direction != ATTUNE_BACKWARD)
         attune__cuda_define(kernel, "SINKS", 1);
     family->define(kernel, desc, role);
+    if (kernel->full)
+        return attune__fail(ATTUNE_INTERNAL, "%s has more than %d options", kernel->file, ATTUNE__CUDA_OPTIONS);
     return desc->mask || desc->score ? write_mods(allocator, desc, &kernel->mods) : ATTUNE_OK;
 }

@@ -12,6 +12,7 @@
 typedef struct attune__cuda_kernel {
     const char *file; /* one of attune__cuda_sources, which it may include by name */
     const char *mods; /* the text of "mods.cuh"; NULL = none */
+    bool full;        /* an option found no place */
     uint32_t option_count;
     char options[ATTUNE__CUDA_OPTIONS][64];
 } attune__cuda_kernel;

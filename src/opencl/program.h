@@ -29,6 +29,7 @@ typedef struct attune__opencl_text {
     bool bounds;  /* with the mask's bounds over tiles */
     attune__opencl_define defines[ATTUNE__OPENCL_DEFINES];
     uint32_t define_count;
+    bool full; /* a constant found no place */
 } attune__opencl_text;
 
 void attune__opencl_add_define(attune__opencl_text *text, const char *name, uint32_t value);

@@ -21,6 +21,8 @@ void attune__opencl_add_define(attune__opencl_text *text, const char *name, uint
 {
     if (text->define_count < ATTUNE__OPENCL_DEFINES)
         text->defines[text->define_count++] = (attune__opencl_define){name, value};
+    else
+        text->full = true;
 }
 
 static attune_status add_score(const attune__opencl_text *from, attune__text *to)
@@ -113,6 +115,8 @@ attune_status attune__opencl_text_make(const attune_allocator *allocator, const 
                                        char **source)
 {
     size_t size;
+    if (text->full)
+        return attune__fail(ATTUNE_INTERNAL, "%s has more than %d constants", text->file, ATTUNE__OPENCL_DEFINES);
     attune__text out = attune__text_begin(NULL, 0);
     ATTUNE__TRY(add_text(text, &out));
     attune__text_end(&out, &size);
