@@ -159,7 +159,7 @@ int64_t capture_size(const problem *p, const call *c, const tree_symbol *s, int 
     return size < most[s->rank] ? size : most[s->rank];
 }
 
-static double capture_value(const tree_symbol *s, uint64_t word, uint64_t way, int64_t last, int64_t size)
+double capture_value(const tree_symbol *s, uint64_t word, uint64_t way, int64_t last, int64_t size)
 {
     switch (s->dtype) {
     case ATTUNE_BOOL:

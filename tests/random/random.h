@@ -308,6 +308,8 @@ typedef struct call_data {
     expected out_o, out_lse, out_row_max, out_d_q, out_d_k, out_d_v, out_d_sinks, out_d_captures[SYMBOLS];
 } call_data;
 
+/* Of element `last` of `size` of a capture's last dimension. */
+double capture_value(const tree_symbol *s, uint64_t word, uint64_t way, int64_t last, int64_t size);
 bool data_create(const problem *p, const call *c, call_data *d);
 void data_destroy(call_data *d);
 /* The mask's own lengths, of one segment. */
@@ -361,6 +363,9 @@ bool runner_open(const char *id, runner *r);
 void runner_close(runner *r);
 /* True if nothing was found. */
 bool run_problem(runner *r, const problem *p, finding *f);
+/* Runs a problem, on the CPU with the threads of an engine where the problem says so. */
+bool run_with_threads(runner *r, loop_order threads, bool (*run)(runner *r, const void *of, finding *f),
+                      const void *of, finding *f);
 /* The smallest problem that still has a finding of the same kind. */
 void shrink_problem(runner *r, problem *p, finding *f, int tries, double seconds);
 /* Describes the problem in a few lines. */

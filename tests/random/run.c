@@ -526,8 +526,9 @@ static void compute_expected(const runner *r, const problem *p, const call *c, c
         oracle_backward(p, c, kind, d);
 }
 
-static bool run_on(runner *r, const problem *p, finding *f)
+static bool run_on(runner *r, const void *of, finding *f)
 {
+    const problem *p = of;
     attune_expr *exprs[3] = {NULL};
     attune_plan *plan = NULL;
     attune_mask *following[SEGMENTS] = {NULL};
@@ -568,16 +569,16 @@ static bool run_on(runner *r, const problem *p, finding *f)
     return ok;
 }
 
-/* On the CPU a problem may have threads of an engine. */
-bool run_problem(runner *r, const problem *p, finding *f)
+bool run_with_threads(runner *r, loop_order threads, bool (*run)(runner *r, const void *of, finding *f), const void *of,
+                      finding *f)
 {
-    if (p->threads == LOOPS_OWN || !r->pool)
-        return run_on(r, p, f);
+    if (threads == LOOPS_OWN || !r->pool)
+        return run(r, of, f);
     runner engine = *r;
     engine.instance = r->engine;
     engine.device = r->engine_device;
-    pool_begin(r->pool, p->threads);
-    bool ok = run_on(&engine, p, f);
+    pool_begin(r->pool, threads);
+    bool ok = run(&engine, of, f);
     const char *broken = pool_end(r->pool);
     if (ok && broken)
         ok = fail(f, "parallel_for", "%s", broken);
@@ -586,6 +587,11 @@ bool run_problem(runner *r, const problem *p, finding *f)
     r->undecided = engine.undecided;
     r->refused = engine.refused;
     return ok;
+}
+
+bool run_problem(runner *r, const problem *p, finding *f)
+{
+    return run_with_threads(r, p->threads, run_on, p, f);
 }
 
 bool runner_open(const char *id, runner *r)

@@ -232,23 +232,6 @@ static void fill_rows(const serving *s, const step *c, const step_data *d, int s
     }
 }
 
-static double capture_value(const tree_symbol *symbol, uint64_t word, uint64_t way, int64_t last, int64_t size)
-{
-    switch (symbol->dtype) {
-    case ATTUNE_BOOL:
-        return word % 10 < 6;
-    case ATTUNE_F32:
-    case ATTUNE_F16:
-    case ATTUNE_BF16:
-        return (double)((int64_t)(word >> 8 & 255) - 128) / (way % 2 ? 16 : 64);
-    default:
-        break;
-    }
-    return way % 3 == 0   ? (double)(last / 9)
-           : way % 3 == 1 ? (double)(word % 5)
-                          : (double)(word % (uint64_t)(symbol->dtype == ATTUNE_U8 ? 200 : size + 3));
-}
-
 static int64_t capture_length(const serving *s, const step *c, const step_data *d, const tree_symbol *symbol, int k)
 {
     static const int64_t most[] = {INT64_MAX, INT64_MAX, 300, 40, 16};

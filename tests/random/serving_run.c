@@ -362,8 +362,9 @@ static bool run_step(runner *r, const serving *s, const step *c, const attune_pl
     return ok;
 }
 
-static bool run_on(runner *r, const serving *s, finding *f)
+static bool run_on(runner *r, const void *of, finding *f)
 {
+    const serving *s = of;
     attune_expr *exprs[2] = {NULL};
     attune_plan *plan = NULL, *other = NULL;
     *f = (finding){.call = -1};
@@ -385,19 +386,5 @@ static bool run_on(runner *r, const serving *s, finding *f)
 
 bool run_serving(runner *r, const serving *s, finding *f)
 {
-    if (s->threads == LOOPS_OWN || !r->pool)
-        return run_on(r, s, f);
-    runner engine = *r;
-    engine.instance = r->engine;
-    engine.device = r->engine_device;
-    pool_begin(r->pool, s->threads);
-    bool ok = run_on(&engine, s, f);
-    const char *broken = pool_end(r->pool);
-    if (ok && broken)
-        ok = fail(f, "parallel_for", "%s", broken);
-    r->calls = engine.calls;
-    r->elements = engine.elements;
-    r->undecided = engine.undecided;
-    r->refused = engine.refused;
-    return ok;
+    return run_with_threads(r, s->threads, run_on, s, f);
 }
