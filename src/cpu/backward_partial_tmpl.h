@@ -25,8 +25,7 @@ static extent extent_of(const attune__cpu_run *run, const rows *it, const attune
     if (!pairs)
         return EXTENT_NONE;
     const size_t cells = attune__order_cells(st->bits, st->ldb, it->count, words);
-    /* The score expression is evaluated for adjacent columns. */
-    const bool by_pairs = !run->program->score && pairs >= LEAST_PAIRS && pairs * PAIR_COST < cells;
+    const bool by_pairs = pairs >= LEAST_PAIRS && pairs * PAIR_COST < cells;
     /* Q is packed from the rows that S takes, which must not be scaled. */
     if (unknown && !run->program->choice.prescale_qk)
         sort_tile(run, st, it->count, tile, by_pairs ? pairs * PAIR_COST : cells,
@@ -126,10 +125,13 @@ static source real_rows(const attune__cpu_run *run, source from, size_t count, R
     return source_in(to, columns);
 }
 
-/* 3 to 5 for the allowed pairs of a row, in the order of st->at. Returns their number. */
-static size_t recompute_pairs(const attune__cpu_run *run, const attune__kv_tile *tile, const state *st, source k,
-                              source v, size_t r, REAL *p, REAL *d_s)
+/* 3 to 5 for the allowed pairs of a row, in the order of st->at. Returns their number. keys: of a row of them. */
+static size_t recompute_pairs(const attune__cpu_backward_run *of, const rows *it, const attune__kv_tile *tile,
+                              const state *st, source k, source v, size_t r, REAL *p, REAL *d_s, int32_t *keys,
+                              double *const *sums)
 {
+    const attune__cpu_run *run = &of->base;
+    const attune__cpu_program *program = run->program;
     const NAME(cpu_kernels) *kernels = &run->device->KERNELS;
     const attune__shape *shape = &run->program->shape;
     const REAL scale = run->program->choice.prescale_qk ? 1 : (REAL)run->call->scale;
@@ -141,20 +143,30 @@ static size_t recompute_pairs(const attune__cpu_run *run, const attune__kv_tile 
                   1);
     for (size_t i = count; i < padded; i++)
         p[i] = d_s[i] = 0;
+    attune__row row = variables(run, it, r);
+    row.keys = keys;
+    if (program->score) {
+        find_keys(tile, st->at, count, keys);
+        memcpy(st->raw, p, count * sizeof *p);
+        SCORE_ROW(run->device, program->score, &run->score, &row, 0, count, st->expr, p);
+    }
     kernels->row_gradient(p, d_s, NULL, padded, st->lse[r], st->delta[r]);
+    if (program->gradient)
+        GRADIENT_ROW(run->device, program->gradient, &run->score, &row, 0, count, st->expr, st->raw, d_s, sums);
     return count;
 }
 
 /* The pass over rows of Q: dQ += dS K. */
 static void rows_by_pairs(const attune__cpu_backward_run *run, const rows *it, const attune__kv_tile *tile,
-                          const state *st, source k, source v)
+                          const state *st, source k, source v, double *const *sums)
 {
     const attune__shape *shape = &run->base.program->shape;
     k = real_rows(&run->base, k, tile->count, st->k, shape->head_dim);
     v = real_rows(&run->base, v, tile->count, st->v, shape->head_dim_v);
     REAL *p = st->p, *d_s = st->d_s;
+    int32_t *keys = (int32_t *)(void *)(st->p + st->lds);
     for (size_t r = 0; r < it->count; r++) {
-        const size_t count = recompute_pairs(&run->base, tile, st, k, v, r, p, d_s);
+        const size_t count = recompute_pairs(run, it, tile, st, k, v, r, p, d_s, keys, sums);
         size_t some = 0;
         for (size_t i = 0; i < count; i++) {
             /* 0 adds nothing, even to a non-finite element. */
@@ -192,8 +204,9 @@ static void keys_by_pairs(const attune__cpu_backward_run *run, const rows *it, c
     k = real_rows(&run->base, k, tile->count, st->k_rows, d);
     v = real_rows(&run->base, v, tile->count, st->v_rows, dv);
     REAL *row_p = st->transposed, *row_d_s = st->transposed + st->lds;
+    int32_t *keys = (int32_t *)(void *)(st->transposed + 2 * st->lds);
     for (size_t r = 0; r < it->count; r++) {
-        const size_t count = recompute_pairs(&run->base, tile, st, k, v, r, row_p, row_d_s);
+        const size_t count = recompute_pairs(run, it, tile, st, k, v, r, row_p, row_d_s, keys, no_sums);
         for (size_t i = 0; i < count; i++) {
             st->p[r * st->lds + st->at[i]] = row_p[i];
             st->d_s[r * st->lds + st->at[i]] = row_d_s[i];

@@ -26,6 +26,8 @@ typedef struct state {
     uint32_t *pairs; /* the number of allowed pairs in bits, or UNKNOWN_PAIRS */
     bool packed;     /* in the pass over rows of K: k and v are, in the order of keys */
     size_t ldq, ldo, lds, ldt, ldb;
+    const uint16_t *row_of; /* of a sorted tile: the row that each of its rows is; NULL = in order */
+    const int32_t *keys;    /* and the key of each column */
 } state;
 #undef ARRAY
 
@@ -63,10 +65,21 @@ static ptrdiff_t row_stride(const attune_tensor *tensor)
     return (ptrdiff_t)(tensor->stride[2] * (int64_t)attune_dtype_size(tensor->dtype));
 }
 
-#include "cpu/backward_partial_tmpl.h"
+/* The variables of a row in the score expression. */
+static attune__row variables(const attune__cpu_run *run, const rows *it, size_t r)
+{
+    return (attune__row){.b = (int32_t)it->b,
+                         .h = (int32_t)it->h,
+                         .q = (int32_t)(it->q0 + (int64_t)r),
+                         .h_kv = (int32_t)it->kv_h,
+                         .q_len = (int32_t)run->call->q_len,
+                         .kv_len = (int32_t)run->call->kv_len};
+}
 
 /* No gradients of captures. */
 static double *const no_sums[ATTUNE_EXPR_MAX_SYMBOLS] = {NULL};
+
+#include "cpu/backward_partial_tmpl.h"
 
 /* 1: load LSE and delta of all rows, and Q and dO of those in a span. */
 static void load_values(const attune__cpu_backward_run *run, const rows *it, const state *st)
@@ -109,14 +122,9 @@ static void load_keys(const attune__cpu_backward_run *run, const attune__kv_tile
 static void normalise(const attune__cpu_backward_run *run, const rows *it, const attune__kv_tile *tile, const state *st,
                       size_t r, span c, double *const *sums)
 {
-    const attune__forward *call = &run->call->forward;
     const attune__cpu_program *program = run->base.program;
-    const attune__row row = {.b = (int32_t)it->b,
-                             .h = (int32_t)it->h,
-                             .q = (int32_t)(it->q0 + (int64_t)r),
-                             .h_kv = (int32_t)it->kv_h,
-                             .q_len = (int32_t)call->q_len,
-                             .kv_len = (int32_t)call->kv_len};
+    attune__row row = variables(&run->base, it, st->row_of ? st->row_of[r] : r);
+    row.keys = st->keys ? st->keys + c.first : NULL;
     const int32_t kv0 = (int32_t)(tile->kv0 + (int64_t)c.first);
     const size_t count = columns_in(c, tile);
     REAL *p = st->p + r * st->lds + c.first, *d_s = st->d_s + r * st->lds + c.first;
@@ -302,15 +310,19 @@ static void find_sorted(const state *st, const rows *it, const attune__kv_tile *
 }
 
 static void rows_sorted(const attune__cpu_backward_run *run, const rows *it, const attune__kv_tile *tile,
-                        const state *st, source k, source v)
+                        const state *st, source k, source v, double *const *sums)
 {
     const attune__shape *shape = &run->base.program->shape;
-    const uint16_t *places = row_places(&run->base, st);
+    const uint16_t *places = row_places(&run->base, st), *columns = column_places(&run->base, st);
+    int32_t keys[ATTUNE__CPU_SORTED];
     state sorted = *st;
     attune__kv_tile part;
     rows some;
     find_sorted(st, it, tile, &some, &part);
-    find_places(st, column_places(&run->base, st), tile->count);
+    find_places(st, columns, tile->count);
+    find_keys(tile, columns, part.count, keys);
+    sorted.row_of = places;
+    sorted.keys = keys;
     k = sorted_rows(st, k, st->k_rows, tile->count, part.count, shape->head_dim);
     v = sorted_rows(st, v, st->v_rows, tile->count, part.count, shape->head_dim_v);
     sorted.q = st->sorted_q;
@@ -323,7 +335,7 @@ static void rows_sorted(const attune__cpu_backward_run *run, const rows *it, con
     take_rows(sorted.d_q, st->d_q, places, some.count, st->ldq);
     take_values_at(sorted.lse, st->lse, places, some.count);
     take_values_at(sorted.delta, st->delta, places, some.count);
-    rows_and_keys(run, &some, &part, &sorted, EXTENT_CELLS, k, v, no_sums);
+    rows_and_keys(run, &some, &part, &sorted, EXTENT_CELLS, k, v, sums);
     return_rows(st->d_q, sorted.d_q, places, some.count, st->ldq);
 }
 
@@ -351,9 +363,9 @@ static void rows_item(const attune__cpu_backward_run *run, const rows *it, state
         const source k = source_of(&call->k, it->b, it->kv_h, tile.kv0);
         const source v = source_of(&call->v, it->b, it->kv_h, tile.kv0);
         if (of == EXTENT_PAIRS)
-            rows_by_pairs(run, it, &tile, st, k, v);
+            rows_by_pairs(run, it, &tile, st, k, v, sums);
         else if (of == EXTENT_SORTED)
-            rows_sorted(run, it, &tile, st, k, v);
+            rows_sorted(run, it, &tile, st, k, v, sums);
         else
             rows_and_keys(run, it, &tile, st, of, k, v, sums);
     }
@@ -449,11 +461,15 @@ static void keys_sorted(const attune__cpu_backward_run *run, const rows *it, con
     const uint16_t *places = row_places(&run->base, st), *columns = column_places(&run->base, st);
     const source q = source_of(&run->call->forward.q, it->b, it->h, it->q0);
     const source d_o = source_of(&run->call->d_o, it->b, it->h, it->q0);
+    int32_t keys[ATTUNE__CPU_SORTED];
     state sorted = *st;
     attune__kv_tile part;
     rows some;
     find_sorted(st, it, tile, &some, &part);
     find_places(st, columns, tile->count);
+    find_keys(tile, columns, part.count, keys);
+    sorted.row_of = places;
+    sorted.keys = keys;
     k = sorted_rows(st, k, st->k_rows, tile->count, part.count, shape->head_dim);
     v = sorted_rows(st, v, st->v_rows, tile->count, part.count, shape->head_dim_v);
     load_keys(run, &part, st, k, v, (span){0, attune__cpu_pad(part.count)});

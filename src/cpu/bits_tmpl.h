@@ -189,6 +189,13 @@ static void find_places(const state *st, const uint16_t *order, size_t count)
         st->at[order[i]] = (uint16_t)i;
 }
 
+/* The keys of a sorted tile's first `count` columns. */
+static void find_keys(const attune__kv_tile *tile, const uint16_t *columns, size_t count, int32_t *keys)
+{
+    for (size_t i = 0; i < count; i++)
+        keys[i] = (int32_t)(tile->kv0 + columns[i]);
+}
+
 /* The first `end` of `count` rows in the order of find_places, as they are. They are read as they lie, which processors
  * foresee. */
 static source sorted_rows(const state *st, source from, REAL *to, size_t count, size_t end, size_t columns)

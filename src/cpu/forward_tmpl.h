@@ -24,6 +24,8 @@ typedef struct state {
     ATTUNE__CPU_THREAD(ARRAY)
     uint32_t *pairs;           /* the number of allowed pairs in bits; UNKNOWN_PAIRS = bits are not evaluated yet */
     size_t ldq, lds, ldo, ldb; /* ldb: words of bits of a row */
+    const uint16_t *row_of;    /* of a sorted tile: the row that each of its rows is; NULL = in order */
+    const int32_t *keys;       /* and the key of each column */
 } state;
 #undef ARRAY
 
@@ -167,7 +169,8 @@ static void modify_row(const attune__cpu_run *run, const item *it, const state *
 {
     REAL *s = st->s + r * st->lds + c.first;
     if (run->program->score) {
-        const attune__row row = variables(it, r);
+        attune__row row = variables(it, st->row_of ? st->row_of[r] : r);
+        row.keys = st->keys ? st->keys + c.first : NULL;
         SCORE_ROW(run->device, run->program->score, &run->score, &row, (int32_t)(tile->kv0 + (int64_t)c.first),
                   c.end - c.first, st->expr, s);
     }

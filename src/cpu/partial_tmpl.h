@@ -45,18 +45,15 @@ static source whole_rows(const attune__cpu_run *run, const attune__kv_tile *tile
     return (source){(const char *)to, (ptrdiff_t)(columns * sizeof(REAL)), REAL_DTYPE};
 }
 
-/* The score expression for columns that are not adjacent: it is evaluated for all columns. */
+/* The score expression for the columns in st->at; their keys are where other rows of S would be. */
 static void modify_pairs(const attune__cpu_run *run, const item *it, const state *st, size_t r,
                          const attune__kv_tile *tile, REAL *s, size_t count)
 {
-    REAL *spread = st->s + st->lds;
-    const attune__row row = variables(it, r);
-    memset(spread, 0, tile->count * sizeof *spread);
-    for (size_t i = 0; i < count; i++)
-        spread[st->at[i]] = s[i];
-    SCORE_ROW(run->device, run->program->score, &run->score, &row, (int32_t)tile->kv0, tile->count, st->expr, spread);
-    for (size_t i = 0; i < count; i++)
-        s[i] = spread[st->at[i]];
+    int32_t *keys = (int32_t *)(void *)(st->s + st->lds);
+    attune__row row = variables(it, r);
+    find_keys(tile, st->at, count, keys);
+    row.keys = keys;
+    SCORE_ROW(run->device, run->program->score, &run->score, &row, (int32_t)tile->kv0, count, st->expr, s);
 }
 
 static void attend_pairs(const attune__cpu_run *run, const item *it, const state *st, const attune__kv_tile *tile,

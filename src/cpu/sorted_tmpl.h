@@ -10,12 +10,16 @@ static void attend_sorted(const attune__cpu_run *run, const item *it, const stat
 {
     const uint16_t *rows = row_places(run, st), *columns = column_places(run, st);
     const size_t count = last_column(st, it->rows, tile);
+    int32_t keys[ATTUNE__CPU_SORTED];
     find_places(st, columns, tile->count);
+    find_keys(tile, columns, count, keys);
     const source sorted_k = sorted_rows(st, k, st->sorted_k, tile->count, count, run->program->shape.head_dim);
     const source sorted_v = sorted_rows(st, v, st->sorted_v, tile->count, count, run->program->shape.head_dim_v);
     attune__kv_tile sorted_tile = *tile;
     state sorted = *st;
     sorted_tile.count = count;
+    sorted.row_of = rows;
+    sorted.keys = keys;
     sorted.q = st->sorted_q;
     sorted.o = st->sorted_o;
     sorted.m = st->sorted_m;

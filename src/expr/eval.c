@@ -339,7 +339,7 @@ static dependence dependence_of_both(const attune_expr *expr, uint32_t n, const 
 static void evaluate_distances(const attune_expr *expr, const attune__bindings *bindings, const tile *t, char **memory)
 {
     const size_t distances = t->rows + t->count - 1;
-    const plane_f32 plane = {expr, NULL, bindings, NULL, 0, distances, NULL, t->path};
+    const plane_f32 plane = {expr, NULL, bindings, NULL, 0, NULL, distances, NULL, t->path};
     for (uint32_t n = 0; n < expr->node_count; n++) {
         const attune__node *node = &expr->nodes[n];
         if (!t->path[n].slope)
@@ -431,7 +431,7 @@ void attune__expr_tile_begin(const attune_expr *expr, const attune__bindings *bi
     t->kv0 = kv0;
     t->count = count;
     vars_of(row, 0, vars);
-    const plane_f32 plane = {expr, NULL, bindings, vars, kv0, count, NULL, t->states};
+    const plane_f32 plane = {expr, NULL, bindings, vars, kv0, NULL, count, NULL, t->states};
     const uint16_t of_row = 1u << ATTUNE__VAR_Q | 1u << ATTUNE__VAR_ROW;
     for (uint32_t n = 0; n < expr->node_count; n++) {
         const uint16_t uses = expr->nodes[n].uses;
@@ -462,7 +462,7 @@ static void evaluate_row(const attune_expr *expr, const attune__bindings *bindin
 {
     int32_t vars[9];
     vars_of(&t->row, r, vars);
-    const plane_f32 plane = {expr, NULL, bindings, vars, t->kv0, t->count, NULL, t->states};
+    const plane_f32 plane = {expr, NULL, bindings, vars, t->kv0, NULL, t->count, NULL, t->states};
     char *memory = t->memory;
     for (uint32_t i = 0; i < t->row_nodes; i++) {
         const uint32_t n = t->row_list[i];

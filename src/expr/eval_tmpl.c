@@ -487,10 +487,10 @@ static void NAME(column_capture)(const attune_array *array, const attune__node *
 
 /* ------------------------------------------------------------------------------------------------------- evaluation */
 
-static int64_t NAME(slope)(const attune__node *node, const NAME(node_state) * states)
+static int64_t NAME(slope)(const attune__node *node, const NAME(node_state) * states, bool adjacent)
 {
     if (node->op == ATTUNE__OP_VAR)
-        return node->value.i == ATTUNE__VAR_KV ? 1 : CURVED;
+        return node->value.i == ATTUNE__VAR_KV && adjacent ? 1 : CURVED;
     if (node->type != ATTUNE__INT || (node->op != ATTUNE__OP_ADD && node->op != ATTUNE__OP_SUB &&
                                       node->op != ATTUNE__OP_NEG && node->op != ATTUNE__OP_MUL))
         return CURVED;
@@ -549,6 +549,7 @@ typedef struct NAME(plane) {
     const attune__bindings *bindings;
     const int32_t *vars;
     int32_t kv0;
+    const int32_t *keys; /* NULL = kv0 and those after it */
     size_t count;
     const REAL *score;
     NAME(node_state) * states;
@@ -581,10 +582,12 @@ static void NAME(evaluate_column)(const NAME(plane) * plane, uint32_t n, char **
     void *out = *memory;
     *memory += NAME(column_bytes)(node, count);
     *state = (NAME(node_state)){.column = out};
-    state->slope = NAME(slope)(node, states);
+    state->slope = NAME(slope)(node, states, !plane->keys);
     const NAME(node_state) *a = &states[node->arg[0]], *b = &states[node->arg[1]];
     if (node->op == ATTUNE__OP_VAR && node->value.i == ATTUNE__VAR_SCORE) {
         state->column = plane->score;
+    } else if (node->op == ATTUNE__OP_VAR && plane->keys) {
+        state->column = plane->keys;
     } else if (node->op == ATTUNE__OP_VAR) {
         int32_t *restrict o = out;
         for (size_t c = 0; c < count; c++)
@@ -611,7 +614,7 @@ static const NAME(node_state) * NAME(evaluate)(const attune_expr *expr, const at
 {
     const int32_t vars[] = {row->b, row->h, row->q, 0, row->h_kv, row->q_len, row->kv_len, 0, row->row};
     NAME(node_state) *states = scratch;
-    const NAME(plane) plane = {expr, functions, bindings, vars, kv0, count, score, states};
+    const NAME(plane) plane = {expr, functions, bindings, vars, kv0, row->keys, count, score, states};
     char *memory = (char *)scratch + ALIGNED(expr->node_count * sizeof(NAME(node_state)));
     const uint32_t nodes = open ? open->count : expr->node_count;
     for (uint32_t i = 0; i < nodes; i++) {

@@ -276,7 +276,8 @@ attune_status attune__bindings_resolve(const attune_expr *expr, const attune_hos
 /* The variables that are constant along a row of the q x kv plane. */
 typedef struct attune__row {
     int32_t b, h, q, h_kv, q_len, kv_len;
-    int32_t row; /* read by expressions over ragged batches only */
+    int32_t row;         /* read by expressions over ragged batches only */
+    const int32_t *keys; /* kv of each column, of scores and gradients alone; NULL = kv0 and those after it */
 } attune__row;
 
 /* A device's own f32 functions over arrays: to[i] = f(x[i]). `to` may equal x; NULL = libm's. */
@@ -288,7 +289,7 @@ typedef struct attune__functions {
 /*
  * Evaluates one row: nodes that depend on neither kv nor score once, the others in loops over columns that compilers
  * vectorise. `scratch` has attune__expr_scratch_size(expr, columns) bytes, aligned to 64, and is used by one thread at
- * a time; nothing is allocated. Columns are kv0 ... kv0 + count - 1, with count <= columns.
+ * a time; nothing is allocated. Columns are kv0 ... kv0 + count - 1, or row->keys, with count <= columns.
  */
 size_t attune__expr_scratch_size(const attune_expr *expr, size_t columns);
 void attune__expr_mask_row(const attune_expr *expr, const attune__bindings *bindings, const attune__row *row,

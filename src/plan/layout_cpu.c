@@ -36,7 +36,7 @@ static attune__cpu_sizes sizes_of(const attune__shape *shape, uint32_t block_m, 
         .longest = attune__cpu_pad(block_m > block_n ? block_m : block_n),
         .masked = shape->block_mask,
         .sorted = attune__cpu_sorts(shape, block_m, block_n),
-        .staged = shape->block_mask && !shape->score_expr &&
+        .staged = shape->block_mask &&
                   (attune__cpu_sorts(shape, block_m, block_n) || shape->k_dtype != attune__shape_real(shape)),
     };
 }
@@ -91,8 +91,7 @@ attune__cpu_part_layout attune__cpu_part_layout_make(const attune__shape *shape,
 
 bool attune__cpu_sorts(const attune__shape *shape, uint32_t block_m, uint32_t block_n)
 {
-    return shape->block_mask && !shape->score_expr && !shape->tokens && block_m <= ATTUNE__CPU_SORTED &&
-           block_n <= ATTUNE__CPU_SORTED;
+    return shape->block_mask && !shape->tokens && block_m <= ATTUNE__CPU_SORTED && block_n <= ATTUNE__CPU_SORTED;
 }
 
 uint64_t attune__cpu_tile_words(const attune__shape *shape, uint32_t block_m, uint32_t block_n)

@@ -140,8 +140,8 @@ uint64_t attune__cpu_backward_thread_size(const attune__shape *shape, uint32_t b
                                           uint32_t block_m2, uint32_t block_n2);
 attune__cpu_part_layout attune__cpu_part_layout_make(const attune__shape *shape, uint32_t block_m);
 
-/* Whether rows and columns of a partial tile may be brought into another order (cpu/order.h): with a mask, and without
- * a score expression, which is evaluated for adjacent columns. */
+/* Whether rows and columns of a partial tile may be brought into another order (cpu/order.h): with a mask, and not over
+ * a cache. */
 bool attune__cpu_sorts(const attune__shape *shape, uint32_t block_m, uint32_t block_n);
 /* Of a partial tile: words of a panel's columns for each row, and for a sorted one the places of rows and columns. */
 uint64_t attune__cpu_tile_words(const attune__shape *shape, uint32_t block_m, uint32_t block_n);

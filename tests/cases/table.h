@@ -184,4 +184,5 @@ ROW(sorted_nan_hidden,      1, 1, 4, 2, 200, 300, 128,  0, .mask = "q * 37 % 300
 ROW(sorted_nonfinite,       1, 1, 4, 4, 130, 150,  64,  0, .mask = "(q - kv) % 8 == 0", .input = INPUT_NONFINITE)
 ROW(o_alone,                1, 1, 2, 1, 200, 230, 128,  0, .mask = "q + 100 >= kv", .o_alone = true)
 ROW(o_alone_split,          2, 2, 8, 2,   1, 900, 128,  0, .mask = "kv < used[b]", .preferred = "{\"SPLIT_KV\": 3}", .o_alone = true)
+ROW(sorted_bias,            1, 1, 4, 2, 200, 200,  64,  0, .mask = "abs(q % 16 - kv % 16) <= 2 && q + 40 >= kv", .score = "score + bias[q - kv + 99, h] - slope[h] * (kv % 16)")
 /* clang-format on */

@@ -146,7 +146,7 @@ Test(bounds, of_what_is_open)
             const attune__interval *q = &box.var[ATTUNE__VAR_Q], *kv = &box.var[ATTUNE__VAR_KV];
             attune_point p = point_in(&state, &box);
             const int32_t columns = kv->hi - p.kv < 23 ? kv->hi - p.kv + 1 : 24;
-            const attune__row row = {p.b, p.h, p.q, p.h_kv, p.q_len, p.kv_len, 0};
+            const attune__row row = {p.b, p.h, p.q, p.h_kv, p.q_len, p.kv_len, 0, NULL};
             uint8_t allowed[24];
             attune__expr_open_begin(x.expr, scratch, fixture);
             attune__expr_open_row(x.expr, &open, &x.bindings, &row, p.kv, (size_t)columns, fixture, allowed);

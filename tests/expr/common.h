@@ -66,7 +66,7 @@ static inline attune_point random_point(uint64_t *state)
 
 static inline attune__row row_of(const attune_point *p)
 {
-    return (attune__row){p->b, p->h, p->q, p->h_kv, p->q_len, p->kv_len, 0};
+    return (attune__row){p->b, p->h, p->q, p->h_kv, p->q_len, p->kv_len, 0, NULL};
 }
 
 static inline bool same_float(float a, float b)

@@ -408,6 +408,70 @@ Test(eval, constants_are_of_the_precision)
     cr_log_info("%llu constants, %llu of them not folded", (unsigned long long)count, (unsigned long long)kept);
 }
 
+/* Keys that are not adjacent have the values that they have among adjacent ones. */
+Test(eval, keys_of_columns)
+{
+    static const struct {
+        const char *text;
+        uint32_t symbol, count; /* that it reads */
+    } rows[] = {
+        {"score + 0.1 * (kv - q)", 0, 0},
+        {"score * (kv % 7)", 0, 0},
+        {"score + near[kv] * far[kv / 3, q % 5]", 0, 2},
+        {"select(kv > q, score, near[3 * kv - q])", 0, 1},
+        {"score + whole[q - kv + 60] / 2", 2, 1},
+        {"kv < 9 ? 0.5 * kv : score", 0, 0},
+    };
+    static float near[40], far[20 * 5];
+    static int32_t whole[90];
+    static const attune_symbol symbols[] = {{"near", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 1},
+                                            {"far", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 2},
+                                            {"whole", ATTUNE_SYMBOL_CAPTURE, ATTUNE_I32, 1}};
+    const attune_array arrays[] = {
+        {.data = near, .dtype = ATTUNE_F32, .rank = 1, .size = {40}, .stride = {1}},
+        {.data = far, .dtype = ATTUNE_F32, .rank = 2, .size = {20, 5}, .stride = {5, 1}},
+        {.data = whole, .dtype = ATTUNE_I32, .rank = 1, .size = {90}, .stride = {1}},
+    };
+    uint64_t state = test_seed();
+    for (int i = 0; i < 40; i++)
+        near[i] = (float)i / 7;
+    for (int i = 0; i < 100; i++)
+        far[i] = (float)(i * 13 % 29) - 8;
+    for (int i = 0; i < 90; i++)
+        whole[i] = i * 7 % 31;
+    for (size_t t = 0; t < sizeof rows / sizeof rows[0]; t++) {
+        attune_expr *expr = parse_with(ATTUNE_EXPR_SCORE, rows[t].text, symbols + rows[t].symbol, rows[t].count);
+        const attune__bindings bindings = {arrays + rows[t].symbol, NULL};
+        void *scratch = aligned_alloc(64, (attune__expr_scratch_size(expr, COLUMNS) + 63) / 64 * 64);
+        for (int i = 0; i < 500; i++) {
+            attune__row row = {.q = (int32_t)random_expr_between(&state, 0, 50), .q_len = 50, .kv_len = COLUMNS};
+            float all[COLUMNS], some[COLUMNS];
+            double all_f64[COLUMNS], some_f64[COLUMNS];
+            int32_t keys[COLUMNS];
+            const size_t count = (size_t)random_expr_between(&state, 1, COLUMNS);
+            for (int c = 0; c < COLUMNS; c++)
+                all_f64[c] = (double)(all[c] = (float)(c * 31 % 17));
+            for (size_t c = 0; c < count; c++) {
+                keys[c] = (int32_t)random_expr_between(&state, 0, COLUMNS - 1);
+                some_f64[c] = (double)(some[c] = all[keys[c]]);
+            }
+            attune__expr_score_row_f32(NULL, expr, &bindings, &row, 0, COLUMNS, scratch, all);
+            attune__expr_score_row_f64(expr, &bindings, &row, 0, COLUMNS, scratch, all_f64);
+            row.keys = keys;
+            attune__expr_score_row_f32(NULL, expr, &bindings, &row, 0, count, scratch, some);
+            attune__expr_score_row_f64(expr, &bindings, &row, 0, count, scratch, some_f64);
+            for (size_t c = 0; c < count; c++) {
+                cr_assert(some[c] == all[keys[c]], "%s: q %d, column %zu, key %d: %g, %g", rows[t].text, row.q, c,
+                          keys[c], (double)some[c], (double)all[keys[c]]);
+                cr_assert(some_f64[c] == all_f64[keys[c]], "%s: q %d, column %zu, key %d: %.17g, %.17g", rows[t].text,
+                          row.q, c, keys[c], some_f64[c], all_f64[keys[c]]);
+            }
+        }
+        free(scratch);
+        attune__expr_release(expr);
+    }
+}
+
 /* Smooth expressions: double differs from float by rounding alone. */
 Test(eval, double_is_near_float)
 {
@@ -423,7 +487,7 @@ Test(eval, double_is_near_float)
         void *scratch = aligned_alloc(64, (attune__expr_scratch_size(expr, COLUMNS) + 63) / 64 * 64);
         for (int i = 0; i < 2000; i++) {
             attune_point p = random_point(&state);
-            attune__row row = {p.b, p.h, p.q % 300, p.h_kv, p.q_len, p.kv_len, 0};
+            attune__row row = {p.b, p.h, p.q % 300, p.h_kv, p.q_len, p.kv_len, 0, NULL};
             float f[COLUMNS];
             double d[COLUMNS];
             for (int c = 0; c < COLUMNS; c++)
