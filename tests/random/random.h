@@ -364,8 +364,8 @@ void runner_close(runner *r);
 /* True if nothing was found. */
 bool run_problem(runner *r, const problem *p, finding *f);
 /* Runs a problem, on the CPU with the threads of an engine where the problem says so. */
-bool run_with_threads(runner *r, loop_order threads, bool (*run)(runner *r, const void *of, finding *f),
-                      const void *of, finding *f);
+bool run_with_threads(runner *r, loop_order threads, bool (*run)(runner *r, const void *of, finding *f), const void *of,
+                      finding *f);
 /* The smallest problem that still has a finding of the same kind. */
 void shrink_problem(runner *r, problem *p, finding *f, int tries, double seconds);
 /* Describes the problem in a few lines. */
