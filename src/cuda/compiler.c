@@ -18,7 +18,7 @@
 #include "expr/print.h"
 #include "plan/family_cuda.h"
 
-#define MOST_HEADERS 64
+#define MOST_HEADERS 128
 #define LOG_SIZE     1200 /* bytes of the compiler's log in an error message */
 
 #define FUNCTIONS(X)                                                                                                   \
@@ -121,7 +121,10 @@ static attune_status create(const compiler *c, const attune__cuda_kernel *kernel
 {
     const char *texts[MOST_HEADERS], *names[MOST_HEADERS], *source = NULL;
     int headers = 0;
-    for (const attune__cuda_source *s = attune__cuda_sources; s->name && headers < MOST_HEADERS - 1; s++) {
+    for (const attune__cuda_source *s = attune__cuda_sources; s->name; s++) {
+        if (headers == MOST_HEADERS - 1)
+            return attune__fail(ATTUNE_INTERNAL, "there are more than %d kernel sources: raise MOST_HEADERS",
+                                MOST_HEADERS - 1);
         if (!strcmp(s->name, kernel->file))
             source = s->text;
         names[headers] = s->name;
