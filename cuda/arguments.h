@@ -56,6 +56,8 @@
  *     ATTUNE_PARTS           serving_sm80, 1: a schedule says in how many parts the keys of a sequence are computed
  *     ATTUNE_SPLIT_KEYS      serving_sm80 with ATTUNE_PARTS: parts begin at its multiples, and the schedule says which
  *                            sequences have a CTA for each; default 0
+ *     ATTUNE_SHARES          serving_sm80 with ATTUNE_PARTS, 1: a tile may have rows of several sequences that share
+ *                            keys; without ATTUNE_SPLIT_KEYS parts begin at multiples that the schedule says
  *     ATTUNE_SAVED_STATE     decode_sm80, 1: row maxima and sums are in shared memory while O accumulates
  *     ATTUNE_SERIAL_COLUMNS  backward_sm80 with ATTUNE_DK_DV, 1: scores are evaluated one fragment of columns after
  *                            another
@@ -95,8 +97,8 @@
  * Launch of decode: a grid of split * tiles of packed rows * heads / packed * batch, the split as the fastest index;
  * combine: a grid of batch * heads * q_len, any number of threads, no shared memory.
  *
- * Launch over a cache: any grid, whose CTAs take further tiles in strides of it; with ATTUNE_SPLIT_KEYS at most
- * attune_cuda_serving.resident. attune_schedule_sm80 has one CTA of 256 threads.
+ * Launch over a cache: any grid, whose CTAs take further tiles in strides of it; with ATTUNE_SPLIT_KEYS or
+ * ATTUNE_SHARES at most attune_cuda_serving.resident. attune_schedule_sm80 has one CTA of 256 threads.
  *
  * Launch of backward: attune_delta with a block of 256 threads for each 32 rows of [batch * heads * row_stride], which
  * also clears the sums; then the kernels: for dQ with attune_cuda_arguments.partial and full, for dK and dV with
@@ -200,11 +202,12 @@ typedef struct attune_cuda_serving {
     int entries;                                        /* of the block table: of a row, or of the list */
     int tree_words;
     /* With ATTUNE_PARTS: attune_cuda_schedule, and the partial results, which there is room for `slots` of; with
-     * ATTUNE_SPLIT_KEYS the sums of parts of `resident` CTAs follow. */
+     * ATTUNE_SPLIT_KEYS or ATTUNE_SHARES the sums of parts of `resident` CTAs follow. */
     unsigned long long schedule, parts;
     int slots;
-    int resident;     /* CTAs that run at once */
-    int schedule_key; /* of plans that may share a schedule */
+    int resident;             /* CTAs that run at once */
+    int schedule_key;         /* of plans that may share a schedule */
+    attune_cuda_array shared; /* with ATTUNE_SHARES: [batch], the keys in common with the sequence before */
 } attune_cuda_serving;
 
 /* An exact sum: src/plan/family_cuda.h, sums.cuh. */

@@ -99,6 +99,9 @@
 #ifndef ATTUNE_SPLIT_KEYS
 #define ATTUNE_SPLIT_KEYS 0
 #endif
+#ifndef ATTUNE_SHARES
+#define ATTUNE_SHARES 0
+#endif
 
 #if ATTUNE_HAVE_MASK || ATTUNE_HAVE_MASK_RANGE || ATTUNE_HAVE_SCORE
 #include "mods.cuh"
@@ -261,8 +264,8 @@ struct config {
     static constexpr int MASK_KEYS = ATTUNE_MASK_KEYS, MASK_ROWS = ATTUNE_MASK_ROWS; /* terms of a key, of a row */
 
     /* Over a cache: rows may see some of the drafts only; keys are computed in parts, which begin at the multiples of
-     * SPLIT_KEYS, if it is not 0. */
-    static constexpr bool TREE = ATTUNE_TREE, PARTS = ATTUNE_PARTS;
+     * SPLIT_KEYS, if it is not 0; a tile may have rows of several sequences. */
+    static constexpr bool TREE = ATTUNE_TREE, PARTS = ATTUNE_PARTS, SHARES = ATTUNE_SHARES;
     static constexpr int SPLIT_KEYS = ATTUNE_SPLIT_KEYS;
 
     /* The score, and in backward kernels its slope, d score / d product. */

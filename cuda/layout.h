@@ -19,6 +19,7 @@ typedef struct attune_cuda_tile {
     unsigned block_m, block_n, warps, stages;
     unsigned key_terms;                     /* words that each key of a tile has of the expressions (terms.cuh) */
     unsigned q_parts, k_factors, v_factors; /* over a cache: operands of a row of Q, factors of a row of K and of V */
+    unsigned shares;                        /* likewise: 1 = the tile may have rows of several sequences */
 } attune_cuda_tile;
 
 ATTUNE_CUDA_LAYOUT unsigned attune_cuda_round_up(unsigned value, unsigned multiple)

@@ -27,7 +27,8 @@ typedef struct attune_cuda_serving_sm80_layout {
     unsigned k, v;             /* Q is at 0 */
     unsigned k_stage, v_stage; /* of one stage */
     unsigned keys, k_factors, v_factors, maxima, p;
-    unsigned ml; /* epilogue */
+    unsigned ml;   /* epilogue */
+    unsigned rows; /* the tile of rows */
     unsigned size;
 } attune_cuda_serving_sm80_layout;
 
@@ -73,11 +74,17 @@ ATTUNE_CUDA_LAYOUT attune_cuda_forward_sm80_layout attune_cuda_decode_sm80(attun
 
 /*
  * Over a cache: as decode, and in the place of its state two words for each key of S + 1 tiles, and at the end the tile
- * of rows, which the epilogue keeps. Where no warp has registers for 16 rows of O, those that share rows divide its
- * columns instead, and exchange maxima[G][M] and P[M][N], in float32, in shared memory; in float32 K and the widest V
- * have one buffer.
+ * of rows, which the epilogue keeps, or of a tile with rows of several sequences these too. Where no warp has registers
+ * for 16 rows of O, those that share rows divide its columns instead, and exchange maxima[G][M] and P[M][N], in
+ * float32, in shared memory; in float32 K and the widest V have one buffer.
  */
 #define ATTUNE_CUDA_SERVING_TILE 96
+
+ATTUNE_CUDA_LAYOUT unsigned attune_cuda_serving_sm80_rows(attune_cuda_tile t)
+{
+    /* Each row may be that of another sequence: its lengths, and for each row two bytes. */
+    return ATTUNE_CUDA_SERVING_TILE + (t.shares ? 16 + t.block_m * (48 + 2) : 0);
+}
 
 ATTUNE_CUDA_LAYOUT int attune_cuda_serving_sm80_shares_p(attune_cuda_tile t)
 {
@@ -131,9 +138,9 @@ ATTUNE_CUDA_LAYOUT attune_cuda_serving_sm80_layout attune_cuda_serving_sm80(attu
     l.maxima = l.v_factors + t.block_n * t.v_factors * 4;
     l.p = l.maxima + (shares ? groups * t.block_m * 4 : 0);
     l.ml = (shares ? 1 : groups) * t.block_m * dv * 4;
-    l.size = attune_cuda_larger(l.p + (shares ? t.block_m * attune_cuda_serving_sm80_p_pitch(t) * 4 : 0),
-                                l.ml + groups * t.block_m * 2 * 4) +
-             ATTUNE_CUDA_SERVING_TILE;
+    l.rows = attune_cuda_larger(l.p + (shares ? t.block_m * attune_cuda_serving_sm80_p_pitch(t) * 4 : 0),
+                                l.ml + groups * t.block_m * 2 * 4);
+    l.size = l.rows + attune_cuda_serving_sm80_rows(t);
     return l;
 }
 
@@ -147,10 +154,29 @@ typedef struct attune_cuda_scheduled {
     int slot, counter; /* the first ones of its tiles, if they have several parts */
 } attune_cuda_scheduled;
 
-/* Followed by a sequence's entry each and one for the end, and int32 counters [slots / 2], zero between calls. */
+/*
+ * The same with ATTUNE_SHARES. An item of a sequence has rows of those after it, too, as far as their first parts that
+ * items of others have include its part. Such sequences have one tile of rows for each head of keys, in which the
+ * queries of all are one after another.
+ */
+typedef struct attune_cuda_shared_scheduled {
+    int item, items;   /* its first item, those of each of its tiles */
+    int slot, counter; /* as above */
+    int parts, others; /* of each of its tiles; the first of them, which items of sequences before it have */
+    int leader;        /* the sequence whose items have the last of these */
+    int query0;        /* the queries in the tile before its own */
+} attune_cuda_shared_scheduled;
+
+/* Followed by a sequence's entry each and one for the end, and int32 counters [slots / 2], with ATTUNE_SHARES [slots],
+ * zero between calls. */
 typedef struct attune_cuda_schedule {
-    int key, items, unused[2];
+    int key, items;
+    int part_keys; /* with ATTUNE_SHARES: parts begin at its multiples */
+    int unused;
 } attune_cuda_schedule;
+
+/* Keys whose time the store and the merge of a partial result take, about. */
+#define ATTUNE_CUDA_MERGE_KEYS 32
 
 /* The launch of attune_schedule_sm80: a CTA, and its shared memory. */
 #define ATTUNE_CUDA_SCHEDULE_THREADS 256

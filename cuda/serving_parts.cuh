@@ -5,10 +5,15 @@
 #define ATTUNE_CUDA_SERVING_PARTS_CUH
 
 #include "non_finite.cuh"
-#include "serving_schedule.cuh"
+#include "serving_groups.cuh"
 
 constexpr u64 PART_BYTES = attune_cuda_serving_part_sm80(BLOCK_M, HEAD_DIM_V);
 constexpr int PART_ML = BLOCK_M * HEAD_DIM_V; /* after O, in floats */
+
+__device__ __forceinline__ float *partial_at(const attune_cuda_serving &s, i64 slot)
+{
+    return (float *)(s.parts + (u64)slot * PART_BYTES);
+}
 
 __device__ __forceinline__ float *part_at(const attune_cuda_serving &s, const tile &t, int part)
 {
@@ -99,14 +104,23 @@ __device__ __forceinline__ four_columns add_parts(const attune_cuda_serving &s, 
 }
 
 /* The same of fixed parts, one after another. */
-__device__ __forceinline__ four_columns add_fixed_parts(const attune_cuda_serving &s, const tile &t, int row, int d,
-                                                        float factor)
+__device__ __forceinline__ four_columns add_fixed_parts(const attune_cuda_arguments &a, const attune_cuda_serving &s,
+                                                        const tile &t, int row, int d, float factor)
 {
-    int base = t.kv_first / SPLIT_KEYS, first = t.fixed_first - base, last = min(t.fixed_last - base, t.parts - 1);
+    int base = t.kv_first / part_keys(t), first = t.fixed_first - base, last = min(t.fixed_last - base, t.parts - 1);
     four_columns sum = {make_float4(0.0f, 0.0f, 0.0f, 0.0f), -ATTUNE_INF, 0.0f};
+    [[maybe_unused]] parts_place place = {0, 0, 0};
+    [[maybe_unused]] int row_of_tile = row;
 #pragma unroll 4
     for (int i = first; i <= last; i++) {
-        const float *part = part_at(s, t, i);
+        const float *part;
+        if constexpr (SHARES) {
+            if (i >= place.end)
+                place = place_of(a, s, t, i);
+            part = partial_at(s, min(max(place.slot + i, (i64)0), (i64)s.slots - 1));
+            row = min(max(row_of_tile + place.row, 0), BLOCK_M - 1);
+        } else
+            part = part_at(s, t, i);
         float2 of = __ldcg((const float2 *)(part + PART_ML + row * 2));
         float4 o = __ldcg((const float4 *)(part + row * HEAD_DIM_V + d));
         two_weights w = i == first ? two_weights{of.x, 0.0f, 1.0f} : weigh(sum.m, of.x, factor);

@@ -5,7 +5,8 @@
  * `most` whose parts fit the CTAs and the space for partial results.
  *
  * Fixed parts (config::SPLIT_KEYS) are what they are: of sequences with more than `most` each is an item of its own,
- * with the smallest `most` for which there is space, and one CTA computes those of a shorter one.
+ * with the smallest `most` for which there is space, and one CTA computes those of a shorter one. Where tiles may have
+ * rows of several sequences, serving_shared_schedule.cuh has another schedule.
  */
 #ifndef ATTUNE_CUDA_SERVING_SCHEDULE_CUH
 #define ATTUNE_CUDA_SERVING_SCHEDULE_CUH
@@ -13,16 +14,29 @@
 #include "serving_sequences.cuh"
 
 constexpr int SCHEDULE_THREADS = ATTUNE_CUDA_SCHEDULE_THREADS, SCHEDULE_WARPS = SCHEDULE_THREADS / 32;
-constexpr bool FIXED = config::SPLIT_KEYS > 0;
-constexpr int SPLIT_KEYS = FIXED ? config::SPLIT_KEYS : 1;
-static_assert(!FIXED || SPLIT_KEYS % BLOCK_N == 0, "a part has whole tiles");
+constexpr bool SHARES = config::SHARES, FIXED = config::SPLIT_KEYS > 0 || SHARES;
+constexpr int SPLIT_KEYS = config::SPLIT_KEYS > 0 ? config::SPLIT_KEYS : 1;
+static_assert(!config::SPLIT_KEYS || SPLIT_KEYS % BLOCK_N == 0, "a part has whole tiles");
 /* The least of what a part may have: keys, or with fixed parts of a sequence in items of their own, those parts. */
 constexpr int LEAST = FIXED ? 1 : ATTUNE_CUDA_SERVING_PART_KEYS, MOST_PARTS = ATTUNE_CUDA_SERVING_PARTS;
 constexpr int MOST_INT = 0x7fffffff;
 
-__device__ __forceinline__ attune_cuda_scheduled *scheduled_of(const attune_cuda_serving &s)
+template <bool SHARES> struct scheduled_type {
+    typedef attune_cuda_scheduled type;
+};
+template <> struct scheduled_type<true> {
+    typedef attune_cuda_shared_scheduled type;
+};
+typedef scheduled_type<SHARES>::type scheduled;
+
+__device__ __forceinline__ scheduled *scheduled_of(const attune_cuda_serving &s)
 {
-    return (attune_cuda_scheduled *)(s.schedule + sizeof(attune_cuda_schedule));
+    return (scheduled *)(s.schedule + sizeof(attune_cuda_schedule));
+}
+
+__device__ __forceinline__ int counter_count(const attune_cuda_serving &s)
+{
+    return SHARES ? s.slots : s.slots / 2;
 }
 
 __device__ __forceinline__ int *counters_of(const attune_cuda_arguments &a, const attune_cuda_serving &s)
@@ -30,7 +44,49 @@ __device__ __forceinline__ int *counters_of(const attune_cuda_arguments &a, cons
     return (int *)(scheduled_of(s) + a.batch + 1);
 }
 
+/* The keys of a fixed part. */
+template <typename TILE> __device__ __forceinline__ int part_keys(const TILE &t)
+{
+    if constexpr (SHARES && !config::SPLIT_KEYS)
+        return t.part_keys;
+    return SPLIT_KEYS;
+}
+
 /* ------------------------------------------------------------------------------------------------------------ items */
+
+/* Of an item: its part and partial result, from the entry of its sequence. at: of its tiles; part: of a tile's items.
+ */
+__device__ __forceinline__ void place_item(tile &t, const attune_cuda_serving &s, const attune_cuda_scheduled &of,
+                                           int at, int part)
+{
+    t.part = part;
+    t.parts = max(of.parts, 1);
+    t.slot = of.slot + at * t.parts;
+    t.counter = of.counter + at;
+}
+
+/* Slots are those of all of the tile's parts, of which its items have those after `others`. */
+template <typename TILE>
+__device__ __forceinline__ void place_item(TILE &t, const attune_cuda_serving &s,
+                                           const attune_cuda_shared_scheduled &of, int at, int part)
+{
+    t.part = of.others + part;
+    t.parts = max(of.parts, 1);
+    t.slot = of.slot + at * max(of.items, 1) - of.others;
+    t.counter = of.counter + at;
+    t.members = 1;
+    t.part_keys = max(((const attune_cuda_schedule *)s.schedule)->part_keys, BLOCK_N);
+}
+
+__device__ __forceinline__ int items_of(const attune_cuda_scheduled &of)
+{
+    return max(of.parts, 1);
+}
+
+__device__ __forceinline__ int items_of(const attune_cuda_shared_scheduled &of)
+{
+    return max(of.items, 1);
+}
 
 /* Finds the tile and the part of item `index`, by the sequences' first items, 32 at a time. A tile of a schedule that
  * is not of this call may have no rows. False past the last. */
@@ -38,7 +94,7 @@ __device__ __forceinline__ bool find_item(tile &t, const attune_cuda_arguments &
                                           int index)
 {
     const attune_cuda_schedule *schedule = (const attune_cuda_schedule *)s.schedule;
-    const attune_cuda_scheduled *of = scheduled_of(s);
+    const scheduled *of = scheduled_of(s);
     if (schedule->key != s.schedule_key || index >= schedule->items)
         return false;
     int group = known_here(a.heads / known_here(a.kv_heads)), lane = (int)threadIdx.x % 32;
@@ -51,12 +107,12 @@ __device__ __forceinline__ bool find_item(tile &t, const attune_cuda_arguments &
         low += last;
         left = min(step, left - last);
     }
-    attune_cuda_scheduled found = of[low];
+    scheduled found = of[low];
     int live = s.count.address ? min(integer_at(s.count, 0), a.batch) : a.batch;
     sequence_rows rows = rows_of(a, s, low, live);
-    int parts = max(found.parts, 1), local = index - found.item, at = local / parts, row = at / known_here(a.kv_heads);
-    bool fits = parts == 1 || (found.slot >= 0 && found.slot + (i64)(at + 1) * parts <= s.slots && found.counter >= 0 &&
-                               found.counter + (i64)at < s.slots / 2);
+    int items = items_of(found), local = index - found.item, at = local / items, row = at / known_here(a.kv_heads);
+    bool fits = max(found.parts, 1) == 1 || (found.slot >= 0 && found.slot + (i64)(at + 1) * items <= s.slots &&
+                                             found.counter >= 0 && found.counter + (i64)at < counter_count(s));
     t.b = low;
     t.h_kv = at - row * a.kv_heads;
     t.h = t.h_kv * group;
@@ -64,10 +120,7 @@ __device__ __forceinline__ bool find_item(tile &t, const attune_cuda_arguments &
     t.q_len = rows.count;
     t.rows = rows.count * group;
     t.row = fits && local >= 0 && (i64)row * BLOCK_M < t.rows ? row * BLOCK_M : t.rows;
-    t.part = local - at * parts;
-    t.parts = parts;
-    t.slot = found.slot + at * parts;
-    t.counter = found.counter + at;
+    place_item(t, s, found, at, local - at * items);
     return true;
 }
 
@@ -235,7 +288,7 @@ __device__ __forceinline__ void write_items(attune_cuda_scheduled *of, const att
     }
     if (warp == SCHEDULE_WARPS - 1 && lane == 0) {
         of[a.batch] = {clamped(items), 1, 0, 0};
-        *(attune_cuda_schedule *)s.schedule = {s.schedule_key, clamped(items), {0, 0}};
+        *(attune_cuda_schedule *)s.schedule = {s.schedule_key, clamped(items), 0, 0};
     }
 }
 
@@ -243,7 +296,7 @@ __device__ __forceinline__ void make_schedule(const attune_cuda_arguments &a, co
                                               schedule_sums *sums)
 {
     static_assert(SCHEDULE_WARPS * (sizeof(schedule_sums) + sizeof(int)) <= ATTUNE_CUDA_SCHEDULE_SHARED);
-    attune_cuda_scheduled *of = scheduled_of(s);
+    attune_cuda_scheduled *of = (attune_cuda_scheduled *)scheduled_of(s);
     int *counters = counters_of(a, s), group = a.heads / a.kv_heads;
     int live = s.count.address ? min(integer_at(s.count, 0), a.batch) : a.batch;
     for (int i = (int)threadIdx.x; i < s.slots / 2; i += SCHEDULE_THREADS)

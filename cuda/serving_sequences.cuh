@@ -34,13 +34,24 @@ __device__ __forceinline__ sequence_rows rows_of(const ARGUMENTS &a, const attun
     return r;
 }
 
-/* A tile of rows, and its sequence. Row i of a sequence is at q = position + i of the keys. In shared memory, since the
- * accumulators leave no registers for it. */
-struct tile {
+/* A sequence in a tile. Row i of a sequence is at q = position + i of the keys. */
+struct sequence {
     int b, h, h_kv;          /* h: the first head */
-    int row, rows;           /* its first packed row; packed rows of the sequence */
+    int row, rows;           /* the tile's first packed row; packed rows of the sequence */
     int batch, row0, token0; /* where the sequence's rows are in q and o, and among those of all sequences */
     int q_len, kv_len, kv_first, position;
+};
+
+/* With rows of several sequences (serving_groups.cuh). */
+template <bool SHARES> struct group_of_tile {
+};
+template <> struct group_of_tile<true> {
+    int members;   /* sequences of the tile; 1 = that of its first rows */
+    int part_keys; /* parts begin at its multiples */
+};
+
+/* A tile of rows, and its sequence. In shared memory, since the accumulators leave no registers for it. */
+struct tile : sequence, group_of_tile<config::SHARES> {
     const int *table; /* of the pages */
     i64 entry_stride;
     int entries;
@@ -49,7 +60,7 @@ struct tile {
     /* With fixed parts, numbered from key 0: the one that is computed, and the first and the last that the rows see. */
     int fixed, fixed_first, fixed_last;
 };
-static_assert(sizeof(tile) <= ATTUNE_CUDA_SERVING_TILE, "the layout has space for the tile");
+static_assert(config::SHARES || sizeof(tile) <= ATTUNE_CUDA_SERVING_TILE, "the layout has space for the tile");
 
 /* Finds the sequence and the rows of tile `index`: a scan over the sequences, 32 at a time. False past the last. */
 __device__ __forceinline__ bool find_rows(tile &t, const attune_cuda_arguments &a, const attune_cuda_serving &s,

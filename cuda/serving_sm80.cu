@@ -9,6 +9,7 @@
  */
 #include "serving_loads.cuh"
 #include "serving_parts.cuh"
+#include "serving_shared_schedule.cuh"
 
 /* With codes: addends of Q and of P, which together have the bits of the type of q and of o; factors of a row. */
 constexpr int Q_ADDENDS = !CODES || config::Q_DTYPE == ATTUNE_CUDA_BF16 ? 1
@@ -17,8 +18,8 @@ constexpr int Q_ADDENDS = !CODES || config::Q_DTYPE == ATTUNE_CUDA_BF16 ? 1
 constexpr int P_ADDENDS = config::O_DTYPE == ATTUNE_CUDA_F32 ? 3 : 2;
 constexpr int K_FACTORS = !CODES ? 0 : HAS_BLOCKS<K_TYPE> ? HEAD_DIM / 32 : 1;
 constexpr int V_FACTORS = !CODES ? 0 : HAS_BLOCKS<V_TYPE> ? HEAD_DIM_V / 32 : 1;
-constexpr attune_cuda_tile SERVED = {sizeof(element), HEAD_DIM,  HEAD_DIM_V, BLOCK_M,   BLOCK_N,  WARPS,
-                                     STAGES,          KEY_TERMS, Q_ADDENDS,  K_FACTORS, V_FACTORS};
+constexpr attune_cuda_tile SERVED = {sizeof(element), HEAD_DIM,  HEAD_DIM_V, BLOCK_M,   BLOCK_N,   WARPS,
+                                     STAGES,          KEY_TERMS, Q_ADDENDS,  K_FACTORS, V_FACTORS, SHARES};
 /* GROUPS warps share rows: KEY_GROUPS of them divide the keys, and with SHARED_P all divide the columns of O. */
 constexpr bool SHARED_P = attune_cuda_serving_sm80_shares_p(SERVED),
                ONE_BUFFER = attune_cuda_serving_sm80_one_buffer(SERVED);
@@ -27,6 +28,7 @@ constexpr int KEY_GROUPS = (int)attune_cuda_serving_sm80_key_groups(SERVED), O_G
 constexpr int SERVED_DV = (int)attune_cuda_serving_sm80_dv(SERVED), CHUNKS_V = SERVED_DV / PER_CHUNK;
 constexpr int KEYS = BLOCK_N / KEY_GROUPS, N_TILES = KEYS / 8, DV_TILES = SERVED_DV / 8 / (SHARED_P ? GROUPS : 1);
 constexpr int P_PITCH = (int)attune_cuda_serving_sm80_p_pitch(SERVED);
+static_assert(!SHARES || sizeof(group_of_rows) <= attune_cuda_serving_sm80_rows(SERVED), "the layout has space for it");
 static_assert(GROUPS * ROW_GROUPS == WARPS, "warps divide the rows, then the keys");
 static_assert(SHARED_P || KEY_GROUPS == GROUPS, "a warp without keys has columns of O");
 static_assert(KEYS % 16 == 0, "a warp computes 16 columns or a multiple");
@@ -36,13 +38,6 @@ static_assert(STAGES == 1 || (K_TYPE == config::DTYPE && V_TYPE == config::DTYPE
               "only asynchronous copies are several tiles ahead");
 /* Tiles whose keys are known, past this one; with one stage also those that are being copied. */
 constexpr int AHEAD = STAGES > 1 ? STAGES - 1 : 1;
-
-/* A packed row's head and query of its sequence. */
-__device__ __forceinline__ tile_coord row_coord(const attune_cuda_arguments &a, const tile &t, int row)
-{
-    int group = known_here(a.heads / known_here(a.kv_heads)), q = row / group;
-    return {t.b, t.h + row - q * group, t.h_kv, q};
-}
 
 /* With several stages: K and V of a tile, as two groups of copies; none of a tile past the last. */
 __device__ __forceinline__ void copy_tile(u32 k, u32 v, const attune_cuda_arguments &a, const attune_cuda_serving &s,
@@ -80,7 +75,7 @@ struct range {
     int low, high;
 };
 
-__device__ __forceinline__ range row_range(const attune_cuda_arguments &a, const tile &t, const tile_coord &at)
+__device__ __forceinline__ range row_range(const attune_cuda_arguments &a, const sequence &t, const tile_coord &at)
 {
     range r = {t.kv_first, t.kv_len};
     if constexpr (config::HAVE_MASK_RANGE) {
@@ -102,7 +97,7 @@ __device__ __forceinline__ range tile_range(const attune_cuda_arguments &a, cons
 #pragma unroll 1
     for (int i = (int)threadIdx.x % 32; i < BLOCK_M && t.kv_len > 0; i += 32)
         if (t.row + i < t.rows) {
-            range r = row_range(a, t, row_coord(a, t, t.row + i));
+            range r = row_range(a, sequence_of(a, t, t.row + i), row_coord(a, t, t.row + i));
             if (r.low < r.high) {
                 all.low = min(all.low, r.low);
                 all.high = max(all.high, r.high);
@@ -120,10 +115,10 @@ __device__ __forceinline__ range tile_range(const attune_cuda_arguments &a, cons
  * one after another. */
 __device__ __forceinline__ void find_fixed(tile &t, const range &all, bool next)
 {
-    int first = t.kv_first / SPLIT_KEYS;
+    int first = t.kv_first / part_keys(t);
     bool some = all.low < all.high;
-    t.fixed_first = some ? all.low / SPLIT_KEYS : first;
-    t.fixed_last = some ? (all.high - 1) / SPLIT_KEYS : first;
+    t.fixed_first = some ? all.low / part_keys(t) : first;
+    t.fixed_last = some ? (all.high - 1) / part_keys(t) : first;
     t.fixed = next ? t.fixed + 1 : t.parts > 1 ? first + t.part : t.fixed_first;
 }
 
@@ -131,8 +126,8 @@ __device__ __forceinline__ void find_fixed(tile &t, const range &all, bool next)
 __device__ __forceinline__ range part_range(const range &all, const tile &t)
 {
     if (FIXED) {
-        i64 low = (i64)t.fixed * SPLIT_KEYS;
-        return {(int)max((i64)all.low, low), (int)min((i64)all.high, low + SPLIT_KEYS)};
+        i64 low = (i64)t.fixed * part_keys(t);
+        return {(int)max((i64)all.low, low), (int)min((i64)all.high, low + part_keys(t))};
     }
     if (t.parts == 1)
         return all;
@@ -142,7 +137,7 @@ __device__ __forceinline__ range part_range(const range &all, const tile &t)
 }
 
 /* Whether a row sees a key, by the bits of its tree; keys before the drafts are seen. */
-__device__ __forceinline__ bool sees_draft(const attune_cuda_serving &s, const tile &t, int query, int kv)
+__device__ __forceinline__ bool sees_draft(const attune_cuda_serving &s, const sequence &t, int query, int kv)
 {
     int draft = kv - t.position;
     if (draft < 0)
@@ -154,7 +149,7 @@ __device__ __forceinline__ bool sees_draft(const attune_cuda_serving &s, const t
 }
 
 /* Whether the expression and the tree allow a pair; `range`: of the row. */
-__device__ __forceinline__ bool allows(const attune_cuda_arguments &a, const attune_cuda_serving &s, const tile &t,
+__device__ __forceinline__ bool allows(const attune_cuda_arguments &a, const attune_cuda_serving &s, const sequence &t,
                                        const tile_coord &at, const range &r, int kv)
 {
     bool allowed = true;
@@ -168,8 +163,8 @@ __device__ __forceinline__ bool allows(const attune_cuda_arguments &a, const att
     return allowed;
 }
 
-__device__ __forceinline__ float score_of(const attune_cuda_arguments &a, const tile &t, const tile_coord &at, int kv,
-                                          float x)
+__device__ __forceinline__ float score_of(const attune_cuda_arguments &a, const sequence &t, const tile_coord &at,
+                                          int kv, float x)
 {
     if constexpr (HAVE_SCORE)
         return attune_score(t.b, at.h, t.position + at.q, kv, t.h_kv, t.q_len, t.kv_len, x * a.scale, a.score_symbols,
@@ -205,16 +200,23 @@ __device__ __forceinline__ void copy_q_addends(u32 to, const q_element *from, bo
                        word[addend][3]);
 }
 
+__device__ __forceinline__ const q_element *rows_of_q(const attune_cuda_arguments &a, const sequence &t)
+{
+    return (const q_element *)a.q.address + t.batch * a.q.batch + t.row0 * a.q.row;
+}
+
 /* 1: the packed rows of Q. */
 __device__ __forceinline__ void load_q(u32 to, const attune_cuda_arguments &a, const tile &t)
 {
-    const q_element *base = (const q_element *)a.q.address + t.batch * a.q.batch + t.row0 * a.q.row;
+    const q_element *base = rows_of_q(a, t);
     bool aligned = view_aligned<q_element>(a.q);
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < BLOCK_M * CHUNKS_D; i += THREADS) {
         int row = i / CHUNKS_D, chunk = i % CHUNKS_D;
         tile_coord at = row_coord(a, t, t.row + row);
         bool valid = chunk * PER_CHUNK < HEAD_DIM && t.row + row < t.rows;
+        if (SHARES && valid)
+            base = rows_of_q(a, sequence_of(a, t, t.row + row));
         const q_element *from = valid ? base + at.h * a.q.head + at.q * a.q.row + chunk * PER_CHUNK : base;
         if constexpr (CODES)
             copy_q_addends(to + chunk_offset<CHUNKS_D>(row, chunk), from, valid, aligned);
@@ -335,15 +337,16 @@ __device__ __forceinline__ void hook(float (&x)[1][N_TILES][4], const attune_cud
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         tile_coord at = row_coord(a, t, row + half * 8);
-        range r = row_range(a, t, at);
+        const sequence &of = sequence_of(a, t, row + half * 8);
+        range r = row_range(a, of, at);
 #pragma unroll
         for (int n = 0; n < N_TILES; n++)
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 float &score = x[0][n][half * 2 + i];
                 int kv = kv0 + column + n * 8 + i;
-                score = score_of(a, t, at, kv, score);
-                if (!allows(a, s, t, at, r, kv))
+                score = score_of(a, of, at, kv, score);
+                if (!allows(a, s, of, at, r, kv))
                     score = -ATTUNE_INF;
             }
     }
@@ -569,11 +572,41 @@ __device__ __forceinline__ void store_parts(const attune_cuda_arguments &a, cons
         if (t.row + row >= t.rows)
             break;
         tile_coord at = row_coord(a, t, t.row + row);
-        four_columns sum = FIXED ? add_fixed_parts(s, t, row, d, factor) : add_parts(s, t, row, d, factor);
+        four_columns sum = FIXED ? add_fixed_parts(a, s, t, row, d, factor) : add_parts(s, t, row, d, factor);
         finish(a, s, t, at, d, {sum.o.x, sum.m, sum.l}, factor);
         finish(a, s, t, at, d + 1, {sum.o.y, sum.m, sum.l}, factor);
         finish(a, s, t, at, d + 2, {sum.o.z, sum.m, sum.l}, factor);
         finish(a, s, t, at, d + 3, {sum.o.w, sum.m, sum.l}, factor);
+    }
+}
+
+/* With config::SHARES, the end of a part of an item: rows of which this was the last part are stored. */
+template <typename TILE>
+__device__ __forceinline__ void finish_members(const attune_cuda_arguments &a, const attune_cuda_serving &s, TILE &t,
+                                               float factor)
+{
+    if constexpr (SHARES) {
+        int members = t.members;
+        if (members == 1) {
+            if (last_of_parts(a, s, t))
+                store_parts(a, s, t, factor);
+            return;
+        }
+        group_of_rows &g = group_of(t);
+        count_parts(g, members, a, s);
+#pragma unroll 1
+        for (int i = 0; i < members; i++) {
+            if (!g.finished[i])
+                continue;
+            tile own;
+            find_member(own, g.member[i], a, s);
+            if (threadIdx.x == 0)
+                t = own;
+            __syncthreads();
+            find_fixed(own, tile_range(a, t), false);
+            store_parts(a, s, own, factor);
+            __syncthreads();
+        }
     }
 }
 
@@ -606,7 +639,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     int2 *keys = (int2 *)(memory + AT.keys);
     float *maxima = (float *)(memory + AT.maxima), *p = (float *)(memory + AT.p);
     float *k_factors = (float *)(memory + AT.k_factors), *v_factors = (float *)(memory + AT.v_factors);
-    tile &t = *(tile *)(memory + AT.size - ATTUNE_CUDA_SERVING_TILE);
+    tile &t = *(tile *)(memory + AT.rows);
     float factor = uniform(fold_factor(a.scale));
     tile found;
     /* A grid has fewer than 2^31 CTAs: tiles from there on are of sequences that claim the same rows. */
@@ -615,21 +648,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         if (config::PARTS && found.row >= found.rows)
             continue;
         find_keys(found, a, s);
+        begin_rows(t, found, a, s);
+        const tile &rows = SHARES ? t : found;
         bool more = false; /* fixed parts of the tile, of which this is not the first */
         do {
-            range seen = tile_range(a, found);
+            range seen = tile_range(a, rows);
             if (FIXED)
                 find_fixed(found, seen, more);
             if (config::PARTS)
                 seen = part_range(seen, found);
             if (threadIdx.x == 0)
-                t = found;
+                publish(t, found);
             int kv = uniform(seen.low / BLOCK_N * BLOCK_N), end = uniform(seen.high), place = 0;
             u32 stage = 0;
             float o[1][DV_TILES][4] = {}, m[1][2] = {{-ATTUNE_INF, -ATTUNE_INF}}, l[1][2] = {};
 
             /* 1: load Q, and the first tiles of K. */
-            load_q(q_tile, a, found);
+            load_q(q_tile, a, rows);
             next_keys next;
             bool absent_next[AHEAD];
             fetch_keys(next, found, s, kv);
@@ -727,7 +762,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 store_sum((const float *)memory, (const float *)(memory + AT.ml), s, t, factor);
             else
                 store((const float *)memory, (const float *)(memory + AT.ml), a, s, t, factor);
-            if (config::PARTS && t.parts > 1 && last_of_parts(a, s, t))
+            if (SHARES && t.parts > 1)
+                finish_members(a, s, t, factor);
+            else if (config::PARTS && t.parts > 1 && last_of_parts(a, s, t))
                 store_parts(a, s, t, factor);
             __syncthreads();
             if (more) {
@@ -743,5 +780,8 @@ extern "C" __global__ void __launch_bounds__(SCHEDULE_THREADS)
     attune_schedule_sm80(const __grid_constant__ attune_cuda_arguments a, const __grid_constant__ attune_cuda_serving s)
 {
     extern __shared__ __align__(128) unsigned char memory[];
-    make_schedule(a, s, (schedule_sums *)memory);
+    if constexpr (SHARES)
+        make_shared_schedule(a, s, memory);
+    else
+        make_schedule(a, s, (schedule_sums *)memory);
 }

@@ -19,6 +19,8 @@ static void define(attune__cuda_kernel *kernel, const attune__program_desc *desc
         attune__cuda_define(kernel, "PARTS", 1);
     if (attune__cuda_has_parts(desc->shape) && s->split_keys)
         attune__cuda_define(kernel, "SPLIT_KEYS", s->split_keys);
+    if (attune__cuda_shares(desc->shape))
+        attune__cuda_define(kernel, "SHARES", 1);
     if (desc->choice->decode)
         attune__cuda_define(kernel, "SAVED_STATE", desc->variant->saved_state);
     if (desc->choice->direction != ATTUNE_BACKWARD)

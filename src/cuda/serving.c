@@ -101,9 +101,15 @@ static int64_t most_tiles(const attune__forward *call, int64_t block_m)
 /* A schedule depends on these besides the lengths. */
 static int key_of(const attune__cuda_program *program, const attune__forward *call)
 {
-    const int64_t all[] = {
-        call->batch,          call->heads,       call->kv_heads,           call->q_len, program->kernel.block_m,
-        program->parts.slots, program->resident, program->parts.split_keys};
+    const int64_t all[] = {call->batch,
+                           call->heads,
+                           call->kv_heads,
+                           call->q_len,
+                           program->kernel.block_m,
+                           program->parts.slots,
+                           program->resident,
+                           program->parts.split_keys,
+                           program->parts.shares};
     attune__hash hash = attune__hash_begin();
     attune__hash_bytes(&hash, all, sizeof all);
     return (int)(hash.lane[0] & INT32_MAX);
@@ -120,6 +126,8 @@ static void set_parts(const attune__cuda_program *program, const attune__forward
     serving->slots = (int)program->parts.slots;
     serving->resident = (int)program->resident;
     serving->schedule_key = key_of(program, call);
+    if (program->parts.shares)
+        serving->shared = attune__cuda_array_of(&s->shared);
 }
 
 static attune_status check(const attune__cuda_program *program, const attune__forward *call,
@@ -155,9 +163,9 @@ attune_status attune__cuda_serve(const attune__cuda_program *program, attune__cu
     ATTUNE__TRY(check(program, call, &serving));
     /* The schedule makes at most as many further items of parts. Of fixed parts there may be any number, and each CTA
      * has memory for the sum of its tile's. */
-    const int64_t grid = program->parts.split_keys ? (int64_t)program->resident
-                                                   : most_tiles(call, kernel->block_m) * call->kv_heads +
-                                                         (serving.slots ? (int64_t)program->resident : 0);
+    const int64_t grid = program->parts.fixed ? (int64_t)program->resident
+                                              : most_tiles(call, kernel->block_m) * call->kv_heads +
+                                                    (serving.slots ? (int64_t)program->resident : 0);
     ATTUNE__TRY(attune__cuda_queue_begin(queue, call->seconds != NULL));
     attune__cu_result result = CU_SUCCESS;
     if (serving.slots && !call->serving->schedule)

@@ -64,6 +64,10 @@ static inline const char *attune__cuda_reject_one_stage(const attune__shape *s, 
     return stages == 1 && (s->mask_expr || s->block_mask) ? "with a mask the least is 2" : NULL;
 }
 
+/* Over a cache: whether keys are computed in parts; with rows of several sequences in a tile. */
+bool attune__cuda_has_parts(const attune__shape *shape);
+bool attune__cuda_shares(const attune__shape *shape);
+
 /* The parameters of a layout of shared memory. The sides of the tile are the caller's. */
 static inline attune_cuda_tile attune__cuda_tile(const attune__shape *s, uint32_t m, uint32_t n, uint32_t warps,
                                                  uint32_t stages)
@@ -79,6 +83,7 @@ static inline attune_cuda_tile attune__cuda_tile(const attune__shape *s, uint32_
                                                                                              : 3,
                               .k_factors = attune__cuda_factors(s, s->k_dtype, s->head_dim),
                               .v_factors = attune__cuda_factors(s, s->v_dtype, s->head_dim_v),
+                              .shares = attune__cuda_shares(s),
                               .stages = stages};
 }
 
@@ -134,9 +139,10 @@ void attune__cuda_sm80_backward_bytes(const attune__shape *shape, const attune_p
 typedef struct attune__cuda_parts {
     uint32_t slots;               /* partial results that there is room for; 0 = no parts */
     uint32_t split_keys;          /* parts begin at its multiples; 0 = where the schedule says */
+    bool shares;                  /* a tile may have rows of several sequences */
+    bool fixed;                   /* a CTA may compute several parts of a tile, one after another */
     uint64_t schedule, workspace; /* bytes, multiples of 256 */
 } attune__cuda_parts;
-bool attune__cuda_has_parts(const attune__shape *shape);
 attune__cuda_parts attune__cuda_serving_parts(const attune__shape *shape, uint32_t block_m, uint32_t resident);
 
 /*

@@ -345,7 +345,8 @@ static attune__cuda_tiles sm80_serving_tiles(const attune__search *search, bool 
 {
     const attune__shape *s = search->shape;
     const uint32_t d = s->head_dim, dv = s->head_dim_v;
-    const bool few = s->q_len * (s->heads / s->kv_heads) <= 16, parts = is_f32 || attune__cuda_codes(s);
+    const int64_t sequences = attune__cuda_shares(s) ? s->shared_sequences : 1;
+    const bool few = s->q_len * (s->heads / s->kv_heads) * sequences <= 16, parts = is_f32 || attune__cuda_codes(s);
     /* Fixed parts, queries in three and a score leave no registers for 64 rows of wide values. */
     const bool crowded = attune__cuda_codes(s) && s->split_keys && s->q_dtype == ATTUNE_F32 && s->score_expr;
     if (parts && dv > (crowded ? 128u : 256u) && !few)
@@ -437,7 +438,7 @@ static void sm80_clamp(const attune__search *search, attune__tile *tile)
         backward_clamp(search, tile);
         return;
     }
-    /* Over a cache a tile has the rows of a group of heads, of one sequence. */
+    /* Over a cache a tile has the rows of a group of heads, of one sequence or of several that share keys. */
     if (search->shape->tokens)
         attune__clamp_number(search, tile, ATTUNE__BLOCK_N, 1024, search->shape->kv_len, 16);
     else
@@ -553,6 +554,7 @@ const attune__family attune__cuda_sm80 = {
     .backend = ATTUNE_BACKEND_CUDA,
     .serving = true,
     .fixed_splits = true,
+    .shares = true,
     .sinks = true,
     .serve_above_256 = true,
     .matrix = ATTUNE_MATRIX_MMA_SYNC,

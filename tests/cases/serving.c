@@ -124,11 +124,9 @@ static const serving_case cases[] = {
 };
 
 /* Whether kernels may have rows of several sequences in a tile. */
-static bool gathers(const attune_device *device, const serving_case *c)
+static bool gathers(const serving_case *c)
 {
-    attune_device_info info = {.struct_size = sizeof info};
-    OK(attune_device_info_get(device, &info));
-    return info.backend != ATTUNE_BACKEND_CUDA && !(c->options && strstr(c->options, "vulkan_decode"));
+    return !(c->options && strstr(c->options, "vulkan_decode"));
 }
 
 static attune_expr *parse(attune_instance *instance, attune_expr_kind kind, const char *text)
@@ -315,8 +313,7 @@ static void compute(attune_instance *instance, attune_device *device, const serv
                                     .page = c->page,
                                     .tree = c->flags & TREE,
                                     .split_keys = c->flags & SPLIT ? 256 : 0,
-                                    .shared_sequences =
-                                        c->flags & GATHER && gathers(device, c) ? (uint32_t)s->sequences : 0};
+                                    .shared_sequences = c->flags & GATHER && gathers(c) ? (uint32_t)s->sequences : 0};
     attune_kernel_options options = {.struct_size = sizeof options};
     if (c->options)
         OK(attune_kernel_options_parse(c->options, &options));

@@ -21,7 +21,8 @@ typedef struct many {
     float q[MANY_TOKENS * 4 * 32], pool[2 * MANY_PAGES * 2 * 16 * 32], o[MANY_TOKENS * 4 * 32];
     attune_buffer *buffers[8], *workspace, *schedule;
     uint32_t buffer_count;
-    bool copies; /* the device does not read the host's memory */
+    uint32_t together;    /* the plan's shared_sequences */
+    bool is_cuda, copies; /* copies: the device does not read the host's memory */
     attune_cache cache;
     attune_batch batch;
     attune_forward_args args;
@@ -72,6 +73,8 @@ static void many_create(many *m, const char *backend, uint32_t threads, int sequ
     OK(attune_instance_create(&desc, &m->instance));
     m->device = device_or_skip(m->instance, backend);
     m->copies = strcmp(backend, "cpu") != 0;
+    m->is_cuda = !strcmp(backend, "cuda");
+    m->together = shared;
     for (size_t i = 0; i < sizeof m->q / sizeof m->q[0]; i++)
         m->q[i] = (float)random_normal(&r);
     for (size_t i = 0; i < sizeof m->pool / sizeof m->pool[0]; i++)
@@ -148,28 +151,46 @@ static void join_parts(many *m)
     cr_assert(words);
     OK(attune_buffer_read(m->schedule, 0, words, bytes));
     attune_cuda_schedule *schedule = (attune_cuda_schedule *)words;
+    attune_cuda_shared_scheduled *shared = (attune_cuda_shared_scheduled *)(schedule + 1);
+    const int sequences = (int)m->batch.kv_len.size[0];
+    /* Of those that no other sequence shares keys with. */
+    for (int b = 0; b < sequences && m->together > 1; b++) {
+        const int tiles = (shared[b + 1].item - shared[b].item) / (shared[b].items ? shared[b].items : 1);
+        bool alone = shared[b].others == 0;
+        for (int i = b + 1; i < sequences; i++)
+            alone = alone && (shared[i].others == 0 || shared[i].leader != b);
+        several += alone && shared[b].parts > 1;
+        if (alone)
+            shared[b].parts = shared[b].items = 1;
+        shared[b].item = item;
+        item += tiles * shared[b].items;
+    }
     attune_cuda_scheduled *of = (attune_cuda_scheduled *)(schedule + 1);
-    for (int b = 0; b < (int)m->batch.kv_len.size[0]; b++) {
+    for (int b = 0; b < sequences && m->together < 2; b++) {
         const int tiles = (of[b + 1].item - of[b].item) / of[b].parts;
         several += of[b].parts > 1;
         of[b].parts = b % 2 ? 1 : of[b].parts;
         of[b].item = item;
         item += tiles * of[b].parts;
     }
-    of[(int)m->batch.kv_len.size[0]].item = schedule->items = item;
+    *(m->together > 1 ? &shared[sequences].item : &of[sequences].item) = schedule->items = item;
     OK(attune_buffer_write(m->schedule, 0, words, bytes));
     free(words);
-    cr_expect_gt(several, 1, "sequences in parts");
+    cr_expect_gt(several, m->together > 1 ? 0 : 1, "sequences in parts");
 }
 
-/* The items of the schedule with the rows of several sequences. */
+/* The items of the schedule with the rows of several sequences; on CUDA the sequences of which others have parts. */
 static int gathered(const many *m)
 {
     const uint64_t bytes = attune_plan_schedule_size(m->plan);
     uint32_t *words = malloc(bytes), count = 0;
     cr_assert(words);
     OK(attune_buffer_read(m->schedule, 0, words, bytes));
-    for (uint32_t i = 0; i < words[0]; i++)
+    const attune_cuda_shared_scheduled *of =
+        (attune_cuda_shared_scheduled *)((attune_cuda_schedule *)(void *)words + 1);
+    for (int b = 0; m->is_cuda && b < (int)m->batch.kv_len.size[0]; b++)
+        count += of[b].others > 0;
+    for (uint32_t i = 0; !m->is_cuda && i < words[0]; i++)
         count += words[4 * (1 + i) + 3] > 1;
     free(words);
     return (int)count;
@@ -209,8 +230,8 @@ static void run_bits(const char *backend, uint32_t threads, bool first_run, int 
         cr_expect_eq(memcmp(m.o, expected, sizeof expected), 0, "%u threads, a schedule", threads);
     }
     if (together > 1 && strcmp(backend, "cpu") != 0)
-        cr_expect_gt(gathered(&m), 3, "%d items have the rows of several sequences", gathered(&m));
-    if (!strcmp(backend, "cuda")) {
+        cr_expect_gt(gathered(&m), sequences > 5 ? 3 : 0, "%d with the rows of several sequences", gathered(&m));
+    if (m.is_cuda) {
         join_parts(&m);
         many_run(&m);
         cr_expect_eq(memcmp(m.o, expected, sizeof expected), 0, "parts one after another");
@@ -250,13 +271,77 @@ Test(serving_bits, vulkan)
     run_bits("vulkan", 1, false, 10, 8);
 }
 
+/* Schedules of other lengths, of which some are wrong: anything within the rows of the batch, and nothing is kept. */
+static void run_other_lengths(const char *backend, int sequences)
+{
+    static many m;
+    static float expected[sizeof m.o / sizeof m.o[0]];
+    random_state r = {test_seed() + 3};
+    many_create(&m, backend, 1, sequences, sequences < 8 ? (uint32_t)sequences : 8);
+    m.batch.shared = wrapped(&m, m.shared, ATTUNE_I32, 1, sequences, 0, 0, 0);
+    m.args.schedule = m.schedule;
+    for (int round = 0; round < 6; round++) {
+        int32_t q_start[MANY + 1] = {0}, kv_len[MANY], shared[MANY];
+        for (int b = 0; b < sequences; b++) {
+            q_start[b + 1] = q_start[b] + (int32_t)(random_u64(&r) % 18);
+            kv_len[b] = (int32_t)(random_u64(&r) % MANY_KEYS);
+            shared[b] = (int32_t)(random_u64(&r) % 2000) - 500;
+            const int32_t wrong[] = {-1, INT32_MIN, INT32_MAX, MANY_KEYS + 1};
+            if (random_u64(&r) % 4 == 0)
+                shared[b] = wrong[random_u64(&r) % 4];
+            if (random_u64(&r) % 6 == 0)
+                kv_len[b] = wrong[random_u64(&r) % 4];
+            if (random_u64(&r) % 6 == 0)
+                q_start[b] = wrong[random_u64(&r) % 4];
+        }
+        const bool right = round % 3 == 0;
+        many_write(&m, &m.batch.q_start, right ? m.q_start : q_start, (uint64_t)(sequences + 1) * 4);
+        many_write(&m, &m.batch.kv_len, right ? m.kv_len : kv_len, (uint64_t)sequences * 4);
+        many_write(&m, &m.batch.shared, right ? m.shared : shared, (uint64_t)sequences * 4);
+        attune_completion done;
+        OK(attune_schedule(m.plan, attune_device_queue(m.device), &m.args, &done));
+        OK(attune_completion_wait(done, UINT64_MAX));
+        many_write(&m, &m.batch.q_start, right ? q_start : m.q_start, (uint64_t)(sequences + 1) * 4);
+        many_write(&m, &m.batch.kv_len, right ? kv_len : m.kv_len, (uint64_t)sequences * 4);
+        many_write(&m, &m.batch.shared, right ? shared : m.shared, (uint64_t)sequences * 4);
+        many_run(&m);
+        for (size_t i = (size_t)m.q_start[sequences] * 128; !right && i < sizeof m.o / sizeof m.o[0]; i++) {
+            uint32_t bits;
+            memcpy(&bits, &m.o[i], sizeof bits);
+            cr_assert_eq(bits, UINT32_MAX, "element %zu, outside of the batch, was written", i);
+        }
+        many_write(&m, &m.batch.q_start, m.q_start, (uint64_t)(sequences + 1) * 4);
+        many_write(&m, &m.batch.kv_len, m.kv_len, (uint64_t)sequences * 4);
+        many_write(&m, &m.batch.shared, m.shared, (uint64_t)sequences * 4);
+        OK(attune_schedule(m.plan, attune_device_queue(m.device), &m.args, NULL));
+        many_run(&m);
+        if (!round)
+            memcpy(expected, m.o, sizeof expected);
+        cr_expect_eq(memcmp(m.o, expected, sizeof expected), 0, "round %d", round);
+    }
+    many_destroy(&m);
+}
+
 Test(serving_bits, cuda)
 {
     run_bits("cuda", 1, true, MANY, 0);
+    run_bits("cuda", 1, false, MANY, 8);
+}
+
+Test(serving_bits, cuda_other_lengths)
+{
+    run_other_lengths("cuda", MANY);
+}
+
+Test(serving_bits, opencl_other_lengths)
+{
+    run_other_lengths("opencl", MANY);
 }
 
 Test(serving_bits, model)
 {
     model_or_skip();
     run_bits("cuda", 1, true, 5, 0);
+    run_bits("cuda", 1, false, 5, 5);
+    run_other_lengths("cuda", 5);
 }

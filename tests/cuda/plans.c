@@ -212,7 +212,7 @@ typedef struct entry {
     size_t mask, score;
     const forced *forced;
     int64_t kv_heads, q_len;
-    bool serving, tree, split;
+    bool serving, tree, split, shares;
     size_t cache;
 } entry;
 
@@ -277,6 +277,7 @@ static void compile_one(fixture *w, const attune_profile *profile, const entry *
         problem.page = 16;
         problem.tree = e->tree;
         problem.split_keys = e->split ? 1024 : 0;
+        problem.shared_sequences = e->shares ? 16 : 0;
         problem.sinks = e->tree;
     }
     attune_kernel_options options = {.struct_size = sizeof options};
@@ -302,14 +303,14 @@ static void compile_one(fixture *w, const attune_profile *profile, const entry *
     char what[400];
     const int length =
         snprintf(what, sizeof what,
-                 "%s %s, k %s, v %s %u,%u q_len %lld%s, %s, %s, %s: %s%s%s %u x %u, %u x %u, stages %u, warps %u",
+                 "%s %s, k %s, v %s %u,%u q_len %lld%s%s, %s, %s, %s: %s%s%s %u x %u, %u x %u, stages %u, warps %u",
                  profile->name, attune_dtype_string(e->dtype), attune_dtype_string(shape.k_dtype),
                  attune_dtype_string(shape.v_dtype), d.head_dim, d.head_dim_v, (long long)problem.q_len,
                  e->split  ? e->tree ? ", a tree, split" : ", split"
                  : e->tree ? ", a tree"
                            : "",
-                 e->mask ? all_masks[e->mask] : "no mask", e->score ? all_scores[e->score] : "no score", f->what,
-                 c->kernel, shape.partial ? " of f32" : "",
+                 e->shares ? ", shared" : "", e->mask ? all_masks[e->mask] : "no mask",
+                 e->score ? all_scores[e->score] : "no score", f->what, c->kernel, shape.partial ? " of f32" : "",
                  c->decode    ? " decode"
                  : back       ? " backward"
                  : e->serving ? " serving"
@@ -369,10 +370,12 @@ static void compile_chosen(const char *name)
 
 /* The nth of those over a cache, of which a run has some. */
 #define SERVED_COUNT                                                                                                   \
-    (2 * 2 * 2 * 3 * COUNT(all_served) * COUNT(all_caches) * COUNT(cache_dims) * COUNT(all_masks) * COUNT(all_scores))
+    (2 * 2 * 2 * 2 * 3 * COUNT(all_served) * COUNT(all_caches) * COUNT(cache_dims) * COUNT(all_masks) *                \
+     COUNT(all_scores))
 static entry entry_served(uint64_t n)
 {
-    entry e = {.serving = true, .kv_heads = 2};
+    entry e = {.serving = true, .kv_heads = 2, .shares = n % 2};
+    n /= 2;
     e.forced = &all_served[n % COUNT(all_served)], n /= COUNT(all_served);
     e.cache = n % COUNT(all_caches), n /= COUNT(all_caches);
     e.dims = cache_dims[n % COUNT(cache_dims)], n /= COUNT(cache_dims);

@@ -47,6 +47,12 @@ FAULTS = [
     # A warp of the schedule reads another one's choice before it is stored.
     ('case=split_few cases serving_cases/cuda', 'serving_schedule.cuh', '        of_warps[threadIdx.x / 32] = found;\n    __syncthreads();',
      '        of_warps[threadIdx.x / 32] = found;', SHARED),
+    # Rows of a group read the queries of its first sequence.
+    ('case=gather_tree cases serving_cases/cuda', 'serving_sm80.cu', 'base = rows_of_q(a, sequence_of(a, t, t.row + row));', 'base = rows_of_q(a, t);', ORACLE),
+    # A sequence has the partial results of the one whose items have the parts that it shares.
+    ('case=gather_tree cases serving_cases/cuda', 'serving_groups.cuh', '(query0 - of.query0) * (a.heads / a.kv_heads)', '0', ORACLE),
+    # Rows of a group are looked up before they are stored.
+    ('case=gather_tree cases serving_cases/cuda', 'serving_groups.cuh', '            t = found;\n        __syncthreads();', '            t = found;', SHARED),
     # ------------------------------------------------------------------------------------------------------- append
     # A warp reads what the others found before they have stored it.
     ('case=f32 cases append/cuda', 'append.cu', '        of_warps[threadIdx.x / 32] = found;\n    __syncthreads();',

@@ -99,8 +99,21 @@ Test(choose, shared_keys_over_a_cache)
     cr_expect_eq(plan("h200-vulkan", &p, NULL).block_m, 32);
     p.shared_sequences = 1;
     cr_expect_eq(plan("opencl-nvidia", &p, NULL).workspace, alone.workspace);
+    const attune_plan_choice cuda_alone = plan("h200", &p, NULL);
     p.shared_sequences = 4;
-    EXPECT_ERROR("h200", &p, "{}", ATTUNE_UNSUPPORTED,
+    const attune_plan_choice cuda_few = plan("h200", &p, NULL);
+    p.shared_sequences = 32;
+    const attune_plan_choice cuda_many = plan("h200", &p, NULL);
+    cr_expect(cuda_alone.block_m == 16 && cuda_few.block_m == 16 && cuda_many.block_m == 64, "%u, %u and %u rows",
+              cuda_alone.block_m, cuda_few.block_m, cuda_many.block_m);
+    cr_expect(cuda_few.shared_memory > cuda_alone.shared_memory && cuda_few.workspace > cuda_alone.workspace);
+    /* Of keys that are not divided none are shared. */
+    p.kv_len = 512;
+    const attune_plan_choice cuda_short = plan("h200", &p, NULL);
+    p.shared_sequences = 0;
+    cr_expect_eq(plan("h200", &p, NULL).shared_memory, cuda_short.shared_memory);
+    p.shared_sequences = 4;
+    EXPECT_ERROR("h200-vulkan", &p, "{\"KERNEL\": \"vulkan_decode\"}", ATTUNE_UNSUPPORTED,
                  "its tiles have the rows of one sequence (problem.shared_sequences)");
 }
 

@@ -322,8 +322,7 @@ void serving_draw(uint64_t seed, uint64_t index, const draw_profile *profile, se
     if (s->has_score)
         tree_draw_served(&r, true, true, &s->score);
     s->split_keys = rng_chance(&r, 50) ? splits[rng_range(&r, 0, 3)] : 0;
-    const bool gathers = profile->backend != ATTUNE_BACKEND_CUDA;
-    s->together = gathers && rng_chance(&r, 40) ? (uint32_t)rng_range(&r, 2, 8) : 0;
+    s->together = rng_chance(&r, 40) ? (uint32_t)rng_range(&r, 2, 8) : 0;
     s->has_options = rng_chance(&r, 25);
     if (s->has_options)
         draw_options(&r, profile->backend, &s->options);
