@@ -159,9 +159,9 @@ typedef struct attune_instance_desc {
      */
     const char *cache_folder;
     /*
-     * Threads that compile the kernels of one plan in parallel (CUDA), including the calling thread. They are started
-     * when more than one kernel of a plan is neither in a pack nor in the cache, and have ended when attune_plan_create
-     * returns. 0 or 1 = only the calling thread; at most 64.
+     * Threads that compile the kernels of one plan in parallel (CUDA, Vulkan), including the calling thread. They are
+     * started when more than one kernel of a plan is neither in a pack nor in the cache, and have ended when
+     * attune_plan_create returns. 0 or 1 = only the calling thread; at most 64.
      */
     uint32_t compile_threads;
     /* Runs the parallel loops of the CPU device, which then starts no threads; cpu_threads is the largest count that it

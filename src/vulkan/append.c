@@ -16,12 +16,11 @@ typedef struct arguments {
 } arguments;
 
 attune_status attune__vulkan_append_pipeline(attune_device *device, const attune__vulkan_kernel *kernel,
-                                             attune__vulkan_program *program)
+                                             attune__vulkan_program *program, attune__vulkan_pipelines *list)
 {
     ATTUNE__TRY(attune__vulkan_buffer_create(device, sizeof(arguments), &program->append_arguments));
     static const attune__vulkan_module module = ATTUNE__VULKAN_MODULE(attune__spirv_append_rows);
-    return attune__vulkan_pipeline_specialise(device, module.words, module.count, NULL, "append", kernel->constants, 0,
-                                              &program->append);
+    return attune__vulkan_pipelines_prebuilt(device, list, &module, "append", kernel->constants, &program->append);
 }
 
 static attune_vulkan_tensor describe_tensor(const attune_tensor *tensor)

@@ -60,7 +60,7 @@ attune_status attune__vulkan_specialise_backward(const attune_limits *limits, co
 }
 
 attune_status attune__vulkan_backward_pipelines(attune_device *device, const attune__program_desc *desc,
-                                                attune__vulkan_program *program)
+                                                attune__vulkan_program *program, attune__vulkan_pipelines *list)
 {
     static const attune__vulkan_module deltas[3] = ATTUNE__VULKAN_MODULES(backward_delta);
     static const attune__vulkan_module sums = ATTUNE__VULKAN_MODULE(attune__spirv_backward_sums);
@@ -71,18 +71,17 @@ attune_status attune__vulkan_backward_pipelines(attune_device *device, const att
         ATTUNE__TRY(attune__vulkan_specialise_backward(limits, desc, false, aligned, &queries[aligned]));
         ATTUNE__TRY(attune__vulkan_specialise_backward(limits, desc, true, aligned, &keys[aligned]));
     }
-    ATTUNE__TRY(attune__vulkan_pipeline_pair(device, desc, queries, &program->forward, &program->aligned));
-    ATTUNE__TRY(attune__vulkan_pipeline_pair(device, desc, keys, &program->keys, &program->keys_aligned));
-    const attune__vulkan_module *delta = &deltas[attune__vulkan_dtype_index(desc->shape->k_dtype)];
-    ATTUNE__TRY(attune__vulkan_pipeline_specialise(device, delta->words, delta->count, NULL, "delta", keys[0].constants,
-                                                   0, &program->delta));
+    ATTUNE__TRY(attune__vulkan_pipelines_pair(device, list, desc, queries, &program->forward, &program->aligned));
+    ATTUNE__TRY(attune__vulkan_pipelines_pair(device, list, desc, keys, &program->keys, &program->keys_aligned));
+    ATTUNE__TRY(attune__vulkan_pipelines_prebuilt(device, list,
+                                                  &deltas[attune__vulkan_dtype_index(desc->shape->k_dtype)], "delta",
+                                                  keys[0].constants, &program->delta));
     if (desc->shape->sinks)
-        ATTUNE__TRY(attune__vulkan_pipeline_specialise(device, sinks.words, sinks.count, NULL, "sinks",
-                                                       keys[0].constants, 0, &program->sinks));
+        ATTUNE__TRY(
+            attune__vulkan_pipelines_prebuilt(device, list, &sinks, "sinks", keys[0].constants, &program->sinks));
     if (!attune__requests_captures(desc->shape, desc->gradient))
         return ATTUNE_OK;
-    return attune__vulkan_pipeline_specialise(device, sums.words, sums.count, NULL, "sums", keys[0].constants, 0,
-                                              &program->sums);
+    return attune__vulkan_pipelines_prebuilt(device, list, &sums, "sums", keys[0].constants, &program->sums);
 }
 
 /* --------------------------------------------------------------------------------------------------------- launches */

@@ -104,30 +104,30 @@ attune_status attune__vulkan_specialise(const attune_limits *limits, const attun
 attune_status attune__vulkan_specialise_backward(const attune_limits *limits, const attune__program_desc *desc,
                                                  bool keys, bool aligned, attune__vulkan_kernel *kernel);
 
-/* backward.c: the pipelines of a backward program. */
+/* backward.c: adds the pipelines of a backward program. */
 attune_status attune__vulkan_backward_pipelines(attune_device *device, const attune__program_desc *desc,
-                                                attune__vulkan_program *program);
+                                                attune__vulkan_program *program, attune__vulkan_pipelines *list);
 
 /* append.c: what a program of a plan over a cache appends with, from the constants of its kernel. */
 attune_status attune__vulkan_append_pipeline(attune_device *device, const attune__vulkan_kernel *kernel,
-                                             attune__vulkan_program *program);
+                                             attune__vulkan_program *program, attune__vulkan_pipelines *list);
 
 /* schedule.c: the kernels that divide the work of a batch and that merge parts, likewise. */
 attune_status attune__vulkan_schedule_pipelines(attune_device *device, const attune__vulkan_kernel *kernel,
-                                                attune__vulkan_program *program);
+                                                attune__vulkan_program *program, attune__vulkan_pipelines *list);
 
 /* pipeline.c. A prebuilt module without expressions or constants, whose push constants are attune__vulkan_push. */
 attune_status attune__vulkan_pipeline_prebuilt(attune__vulkan_device *device, const char *name, const uint32_t *words,
                                                size_t bytes, attune__vulkan_pipeline *pipeline);
-/* For both directions. `constants` has ATTUNE__VULKAN_CONSTANTS; words without expressions have hash NULL. */
-attune_status attune__vulkan_pipeline_specialise(attune_device *device, const uint32_t *words, size_t count,
-                                                 const attune__hash *hash, const char *name, const uint32_t *constants,
-                                                 uint32_t subgroup_size, attune__vulkan_pipeline *pipeline);
-/* A prebuilt module that expressions are put into, with two sets of constants: for tensors of any alignment, and for
- * aligned ones. */
-attune_status attune__vulkan_pipeline_pair(attune_device *device, const attune__program_desc *desc,
-                                           const attune__vulkan_kernel kernels[2], attune__vulkan_pipeline *any,
-                                           attune__vulkan_pipeline *aligned);
+/* Adds a prebuilt module without expressions. `constants` has ATTUNE__VULKAN_CONSTANTS. */
+attune_status attune__vulkan_pipelines_prebuilt(attune_device *device, attune__vulkan_pipelines *list,
+                                                const attune__vulkan_module *module, const char *name,
+                                                const uint32_t *constants, attune__vulkan_pipeline *pipeline);
+/* Adds a prebuilt module that expressions are put into, with two sets of constants: for tensors of any alignment, and
+ * for aligned ones. */
+attune_status attune__vulkan_pipelines_pair(attune_device *device, attune__vulkan_pipelines *list,
+                                            const attune__program_desc *desc, const attune__vulkan_kernel kernels[2],
+                                            attune__vulkan_pipeline *any, attune__vulkan_pipeline *aligned);
 
 /* launch.c, for both directions. */
 

@@ -62,27 +62,28 @@ static void bound_steps(const attune__vulkan_family *family, const attune_limits
     }
 }
 
-static attune_status make_pipelines(attune_device *device, const attune__program_desc *desc,
-                                    attune__vulkan_program *program)
+static attune_status add_pipelines(attune_device *device, const attune__program_desc *desc,
+                                   attune__vulkan_program *program, attune__vulkan_pipelines *list)
 {
     if (desc->choice->direction == ATTUNE_BACKWARD)
-        return attune__vulkan_backward_pipelines(device, desc, program);
+        return attune__vulkan_backward_pipelines(device, desc, program, list);
     attune__vulkan_kernel kernels[2];
     for (int aligned = 0; aligned < 2; aligned++)
         ATTUNE__TRY(attune__vulkan_specialise(&device->info.limits, desc, aligned, &kernels[aligned]));
-    ATTUNE__TRY(attune__vulkan_pipeline_pair(device, desc, kernels, &program->forward, &program->aligned));
+    ATTUNE__TRY(attune__vulkan_pipelines_pair(device, list, desc, kernels, &program->forward, &program->aligned));
     if (desc->shape->tokens)
-        ATTUNE__TRY(attune__vulkan_append_pipeline(device, &kernels[0], program));
+        ATTUNE__TRY(attune__vulkan_append_pipeline(device, &kernels[0], program, list));
     if (program->parts.slots)
-        ATTUNE__TRY(attune__vulkan_schedule_pipelines(device, &kernels[0], program));
+        ATTUNE__TRY(attune__vulkan_schedule_pipelines(device, &kernels[0], program, list));
     if (desc->choice->split_kv <= 1)
         return ATTUNE_OK;
     static const attune__vulkan_module combine = ATTUNE__VULKAN_MODULE(attune__spirv_combine);
-    return attune__vulkan_pipeline_specialise(device, combine.words, combine.count, NULL, "combine",
-                                              kernels[0].constants, 0, &program->combine);
+    return attune__vulkan_pipelines_prebuilt(device, list, &combine, "combine", kernels[0].constants,
+                                             &program->combine);
 }
 
-static attune_status create(attune_device *device, const attune__program_desc *desc, attune__program **program)
+static attune_status create(attune_device *device, const attune__program_desc *desc, attune__vulkan_pipelines *list,
+                            attune__program **program)
 {
     const attune_expr *mask = desc->shape->tokens ? desc->mask : NULL;
     const size_t table =
@@ -108,20 +109,18 @@ static attune_status create(attune_device *device, const attune__program_desc *d
     made->parts = attune__shaders_parts_make(desc->shape, &device->info.limits, desc->choice->block_m);
     if (attune__vulkan_of(device)->physical.driver == VK_DRIVER_ID_MESA_LLVMPIPE)
         bound_steps(family, &attune__vulkan_of(device)->physical.info.limits, desc, made);
-    attune_status status = make_pipelines(device, desc, made);
-    if (status == ATTUNE_OK)
-        *program = &made->base;
-    else
-        attune__vulkan_program_destroy(&made->base);
-    return status;
+    *program = &made->base;
+    return add_pipelines(device, desc, made, list);
 }
 
 attune_status attune__vulkan_programs_create(attune_device *device, const attune__program_desc *descs, uint32_t count,
                                              attune__program **programs)
 {
-    for (uint32_t i = 0; i < count; i++)
-        ATTUNE__TRY(create(device, &descs[i], &programs[i]));
-    return ATTUNE_OK;
+    attune__vulkan_pipelines list = {.count = 0};
+    attune_status status = ATTUNE_OK;
+    for (uint32_t i = 0; i < count && status == ATTUNE_OK; i++)
+        status = create(device, &descs[i], &list, &programs[i]);
+    return attune__vulkan_pipelines_make(attune__vulkan_of(device), &list, status);
 }
 
 void attune__vulkan_program_destroy(attune__program *program)

@@ -13,14 +13,14 @@
 _Static_assert(ATTUNE__SHADERS_PART_KEYS == ATTUNE_VULKAN_PART_KEYS, "the planner's and the kernel's");
 
 attune_status attune__vulkan_schedule_pipelines(attune_device *device, const attune__vulkan_kernel *kernel,
-                                                attune__vulkan_program *program)
+                                                attune__vulkan_program *program, attune__vulkan_pipelines *list)
 {
     static const attune__vulkan_module schedule = ATTUNE__VULKAN_MODULE(attune__spirv_serving_schedule),
                                        combine = ATTUNE__VULKAN_MODULE(attune__spirv_serving_combine);
-    ATTUNE__TRY(attune__vulkan_pipeline_specialise(device, schedule.words, schedule.count, NULL, "serving_schedule",
-                                                   kernel->constants, 0, &program->schedule));
-    return attune__vulkan_pipeline_specialise(device, combine.words, combine.count, NULL, "serving_combine",
-                                              kernel->constants, 0, &program->merge);
+    ATTUNE__TRY(attune__vulkan_pipelines_prebuilt(device, list, &schedule, "serving_schedule", kernel->constants,
+                                                  &program->schedule));
+    return attune__vulkan_pipelines_prebuilt(device, list, &combine, "serving_combine", kernel->constants,
+                                             &program->merge);
 }
 
 void attune__vulkan_schedule_describe(const attune__shape *shape, const attune__shaders_parts *parts, uint64_t schedule,

@@ -352,6 +352,37 @@ attune_status attune__vulkan_pipeline_create(attune__vulkan_device *device, cons
                                              attune__vulkan_pipeline *pipeline);
 void attune__vulkan_pipeline_destroy(attune__vulkan_device *device, attune__vulkan_pipeline *pipeline);
 
+/* The driver's own cache while one pipeline is made. */
+typedef struct attune__vulkan_cache {
+    attune__hash hash;
+    VkPipelineCache handle; /* VK_NULL_HANDLE = none */
+    bool hit;               /* it holds what the disk kept */
+} attune__vulkan_cache;
+
+/* Pipelines that are made together: the driver compiles them on up to host.compile_threads threads. */
+#define ATTUNE__VULKAN_PIPELINES (ATTUNE__PLAN_PROGRAMS * 8)
+typedef struct attune__vulkan_pipelines {
+    uint32_t count;
+    struct {
+        const char *name;
+        VkShaderModule module;
+        uint32_t constants[ATTUNE__VULKAN_CONSTANTS];
+        bool specialised;
+        uint32_t subgroup_size;
+        attune__vulkan_cache cache;
+        VkResult result;
+        attune__vulkan_pipeline *pipeline;
+    } each[ATTUNE__VULKAN_PIPELINES];
+} attune__vulkan_pipelines;
+
+/* Adds a pipeline, of which nothing but its name is kept. *pipeline is complete after attune__vulkan_pipelines_make. */
+attune_status attune__vulkan_pipelines_add(attune__vulkan_device *device, attune__vulkan_pipelines *list,
+                                           const attune__vulkan_pipeline_desc *desc, attune__vulkan_pipeline *pipeline);
+/* Follows the last add, also one that failed: makes what was added if status is ATTUNE_OK, all or none. Returns status,
+ * or its own error. */
+attune_status attune__vulkan_pipelines_make(attune__vulkan_device *device, attune__vulkan_pipelines *list,
+                                            attune_status status);
+
 /* --------------------------------------------------------------------------------------------------------- the disk's
  *
  * The host's cache never decides whether a call succeeds: damage, another driver's entry, a full disk are misses.
@@ -362,13 +393,6 @@ void attune__vulkan_pipeline_destroy(attune__vulkan_device *device, attune__vulk
 attune_status attune__vulkan_cache_splice(attune__vulkan_device *device, const uint32_t *words, size_t count,
                                           const attune__mods *mods, uint32_t **spliced, size_t *spliced_count,
                                           attune__hash *hash);
-
-/* The driver's own cache while one pipeline is made. */
-typedef struct attune__vulkan_cache {
-    attune__hash hash;
-    VkPipelineCache handle; /* VK_NULL_HANDLE = none */
-    bool hit;               /* it holds what the disk kept */
-} attune__vulkan_cache;
 
 void attune__vulkan_cache_begin(attune__vulkan_device *device, const attune__vulkan_pipeline_desc *desc,
                                 attune__vulkan_cache *cache);

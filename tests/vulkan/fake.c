@@ -4,6 +4,7 @@
 #include <criterion/criterion.h>
 #include <dlfcn.h>
 #include <string.h>
+#include <time.h>
 
 #include "support/devices.h"
 
@@ -57,7 +58,7 @@ static VKAPI_ATTR VkResult VKAPI_CALL enumerate(VkInstance instance, uint32_t *c
 
 static bool fails(void)
 {
-    return ++fake.created == fake.fail_at;
+    return atomic_fetch_add(&fake.created, 1) + 1 == fake.fail_at;
 }
 
 #define CREATE(name, info)                                                                                             \
@@ -141,11 +142,21 @@ static VKAPI_ATTR VkResult VKAPI_CALL fakeGetPipelineCacheData(VkDevice device, 
     return VK_SUCCESS;
 }
 
+static void meet(void)
+{
+    atomic_fetch_add(&fake.met, 1);
+    for (int i = 0; i < 10000 && fake.met < fake.meet; i++)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    atomic_fetch_add(&fake.alone, fake.met < fake.meet);
+}
+
 static VKAPI_ATTR VkResult VKAPI_CALL fakeCreateComputePipelines(VkDevice device, VkPipelineCache cache, uint32_t count,
                                                                  const VkComputePipelineCreateInfo *infos,
                                                                  const VkAllocationCallbacks *callbacks,
                                                                  VkPipeline *pipelines)
 {
+    if (fake.meet)
+        meet();
     if (fake.refuse_kept && cache)
         return VK_ERROR_UNKNOWN;
     return fails() ? fake.fail_code : real.CreateComputePipelines(device, cache, count, infos, callbacks, pipelines);

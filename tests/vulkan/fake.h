@@ -20,7 +20,10 @@ typedef struct fake_settings {
     bool one_instance;                   /* all instances are one: drivers have few of them in a process */
     long fail_at;                        /* the object creation that fails, from 1; 0 = none */
     VkResult fail_code;
-    long created; /* object creations so far */
+    atomic_long created; /* object creations so far */
+    int meet;            /* vkCreateComputePipelines: waits until so many have begun; 0 = does not wait */
+    atomic_int met;      /* that have begun */
+    atomic_int alone;    /* that waited in vain, ten seconds */
     /* A driver that keeps what it compiled: its data are its header and `kept` more bytes. */
     uint32_t driver;         /* added to the driver's version */
     size_t kept;             /* 0 = the driver's own data */

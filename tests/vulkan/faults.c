@@ -115,12 +115,14 @@ Test(vulkan_faults, lost_before_the_end)
 }
 
 /* Memory ends at every object that attention makes: a status, no leak, and the device goes on. */
-Test(vulkan_faults, memory_ends_at_every_object)
+static void expect_failures(uint32_t compile_threads)
 {
     const attune__vulkan_overrides overrides = {.get = fake_get()};
+    const attune_instance_desc desc = {
+        .struct_size = sizeof desc, .cache_folder = "", .compile_threads = compile_threads};
     attune_instance *instance;
     attune_device *device;
-    cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
+    cr_assert_eq(attune_instance_create(&desc, &instance), ATTUNE_OK);
     cr_assert_eq(open_with(instance, &overrides, &device), ATTUNE_OK, "%s", attune_last_error());
     fake.fail_code = VK_ERROR_OUT_OF_DEVICE_MEMORY;
     long failures = 0;
@@ -140,6 +142,37 @@ Test(vulkan_faults, memory_ends_at_every_object)
     }
     cr_log_info("%ld objects failed, one a run", failures);
     cr_assert_gt(failures, 5);
+    attune_device_destroy(device);
+    attune_instance_destroy(instance);
+}
+
+Test(vulkan_faults, memory_ends_at_every_object)
+{
+    expect_failures(0);
+}
+
+Test(vulkan_faults, memory_ends_on_several_threads)
+{
+    expect_failures(3);
+}
+
+/* A plan's pipelines are made side by side, and compute what they compute one after another. */
+Test(vulkan_faults, pipelines_are_made_together)
+{
+    const attune__vulkan_overrides overrides = {.get = fake_get()};
+    const attune_instance_desc desc = {.struct_size = sizeof desc, .cache_folder = "", .compile_threads = 2};
+    attune_instance *instance;
+    attune_device *device;
+    work w;
+    cr_assert_eq(attune_instance_create(&desc, &instance), ATTUNE_OK);
+    cr_assert_eq(open_with(instance, &overrides, &device), ATTUNE_OK, "%s", attune_last_error());
+    fake.meet = 2;
+    cr_assert_eq(work_create(instance, device, &w), ATTUNE_OK, "%s", attune_last_error());
+    fake.meet = 0;
+    cr_expect_geq(fake.met, 2);
+    cr_expect_eq(fake.alone, 0);
+    cr_expect_eq(work_run(device, &w), ATTUNE_OK, "%s", attune_last_error());
+    work_destroy(&w);
     attune_device_destroy(device);
     attune_instance_destroy(instance);
 }
