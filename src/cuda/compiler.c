@@ -80,12 +80,12 @@ static void add_text(attune__digest *digest, const char *text)
     attune__digest_add(digest, text ? text : "", text ? strlen(text) + 1 : 1);
 }
 
-/* From a cryptographic digest: no expression can be constructed whose kernel collides with another's. */
+/* From a cryptographic digest: no expression can be constructed whose kernel collides with another's. That of the
+ * sources, which is a millisecond's work, is made with the library. */
 attune__hash attune__cuda_hash(const attune__cuda_kernel *kernel)
 {
     attune__digest digest = attune__digest_begin();
-    for (const attune__cuda_source *s = attune__cuda_sources; s->name; s++)
-        add_text(&digest, s->text);
+    add_text(&digest, attune__cuda_sources_digest);
     add_text(&digest, kernel->file);
     add_text(&digest, kernel->mods);
     for (uint32_t i = 0; i < kernel->option_count; i++)

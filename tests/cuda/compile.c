@@ -9,6 +9,7 @@
 
 #include "api/api.h"
 #include "base/alloc.h"
+#include "base/digest.h"
 #include "cuda/compiler.h"
 #include "cuda/sources.h"
 #include "support/devices.h"
@@ -231,6 +232,22 @@ Test(cuda_compile, every_header_alone)
     attune_expr_destroy(score);
     cr_assert_eq(atomic_load(&w.heap.live), 0);
     attune_instance_destroy(w.instance);
+}
+
+/* Keys of the cache and of packs have the sources' digest, which is made when the library is built. */
+Test(cuda_compile, the_digest_is_that_of_the_sources)
+{
+    attune__digest digest = attune__digest_begin();
+    for (const attune__cuda_source *s = attune__cuda_sources; s->name; s++) {
+        attune__digest_add(&digest, s->name, strlen(s->name) + 1);
+        attune__digest_add(&digest, s->text, strlen(s->text) + 1);
+    }
+    uint8_t bytes[ATTUNE__DIGEST_SIZE];
+    char text[2 * ATTUNE__DIGEST_SIZE + 1];
+    attune__digest_end(&digest, bytes);
+    for (int i = 0; i < ATTUNE__DIGEST_SIZE; i++)
+        snprintf(text + (size_t)i * 2, 3, "%02x", bytes[i]);
+    cr_expect_str_eq(text, attune__cuda_sources_digest);
 }
 
 Test(cuda_compile, random_expressions)
