@@ -12,6 +12,7 @@
 #define ATTUNE_LANES_H
 
 #include "elements.h"
+#include "exp2.h"
 #include "tiles.h"
 
 #if WIDTH == 16u
@@ -42,23 +43,6 @@ ATTUNE_FUNCTION uint lanes_row(uint i, uint w)
     return (i * THREADS + (uint)get_local_id(0)) * WIDTH + w;
 }
 
-/* 2^x, within 2 ulp, and 0 below the normal numbers; NaN stays NaN. */
-#define ATTUNE_EXP2(name, T, I, AS_T, AS_I)                                                                            \
-    ATTUNE_FUNCTION T name(T x)                                                                                        \
-    {                                                                                                                  \
-        T near = min(max(x, (T)(-127.0f)), (T)(128.0f));                                                               \
-        T shifted = near + 12582912.0f, r = near - (shifted - 12582912.0f);                                            \
-        T p = FMA(r, (T)(1.535336188319500e-4f), (T)(1.339887440266574e-3f));                                          \
-        p = FMA(p, r, (T)(9.618437357674640e-3f));                                                                     \
-        p = FMA(p, r, (T)(5.550332471162809e-2f));                                                                     \
-        p = FMA(p, r, (T)(2.402264791363012e-1f));                                                                     \
-        p = FMA(p, r, (T)(6.931472028550421e-1f));                                                                     \
-        p = FMA(p, r, (T)(1.0f));                                                                                      \
-        T y = AS_T(AS_I(p) + (AS_I(shifted) << 23));                                                                   \
-        y = select(y, (T)(0.0f), x < -126.0f);                                                                         \
-        y = select(y, (T)(INFINITY), x >= 128.0f);                                                                     \
-        return select(y, x, (AS_I(x) & 0x7fffffff) > 0x7f800000);                                                      \
-    }
 ATTUNE_EXP2(exp2_rows, rows, rows_int, AS_ROWS, AS_INT)
 
 /* Eight elements of an inner row, of any alignment. */

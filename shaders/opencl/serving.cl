@@ -8,43 +8,11 @@
 #include "lanes.h"
 #include "layout.h"
 #include "outputs.h"
+#include "serving_items.h"
 #include "serving_mods.h"
 
 /* The weight of a forbidden pair is -0: in a product it is 0, and its bits tell it from a weight that underflows. */
 #define FORBIDDEN 0x80000000u
-
-ATTUNE_EXP2(exp2_row, float, int, as_float, as_int)
-
-/* The work of a workgroup: a tile, or a part of its keys, and with SHARES of those of sequences after its own. */
-typedef struct work_item {
-    uint tile, slot, first_key, end_key, members;
-    int is_there;
-} work_item;
-
-ATTUNE_FUNCTION uint tile_count(const attune_opencl_arguments *args)
-{
-    return args->batch * args->kv_heads * args->q_chunks * args->head_chunks;
-}
-
-/* From the number of the workgroup. A schedule may hold anything. */
-ATTUNE_FUNCTION work_item work_item_of(const attune_opencl_arguments *args, __global const attune_opencl_parts *parts,
-                                       __global const uchar *schedule, uint index)
-{
-    work_item w;
-    const int divided = parts->items > 0u;
-    __global const uint *from = (__global const uint *)(schedule + parts->schedule);
-    const uint4 header = vload4(0, from);
-    const uint4 item = vload4(divided ? 1u + min(index, parts->items - 1u) : 0u, from);
-    const int valid = index < min(header.x, parts->items) && item.x < tile_count(args) &&
-                      (item.z == ATTUNE_OPENCL_NO_SLOT || item.z < parts->slots);
-    w.is_there = !divided || valid;
-    w.tile = !divided ? index : valid ? item.x : 0u;
-    w.slot = divided ? item.z : ATTUNE_OPENCL_NO_SLOT;
-    w.first_key = w.slot == ATTUNE_OPENCL_NO_SLOT ? 0u : item.y * header.z;
-    w.end_key = w.slot == ATTUNE_OPENCL_NO_SLOT ? 0xffffffffu : w.first_key + header.z;
-    w.members = w.slot == ATTUNE_OPENCL_NO_SLOT ? 1u : min(item.w, BLOCK_M);
-    return w;
-}
 
 #if SHARES
 /* Finds the queries of a tile that has those of its sequence and of the `count` - 1 after it, or those of its sequence
@@ -98,26 +66,6 @@ ATTUNE_FUNCTION void load_q(rows *to, const attune_opencl_arguments *args, const
                                                          factor;
             }
         }
-}
-
-/* The first tile from kv0 on that the mask's bounds leave; of those that they do not, ever more are skipped at once.
- * *partial receives whether the mask is evaluated there. */
-ATTUNE_FUNCTION uint next_tile(uint kv0, uint end, int *partial, const tile_coord *coord,
-                               const sequence *s ATTUNE_MODS_PARAMETERS)
-{
-    uint count = 1u;
-    int grows = 1, found = !MASK;
-    *partial = MASK;
-    while (!found && kv0 < end) {
-        const uint tiles = min(count, (end - kv0 + BLOCK_N - 1u) / BLOCK_N), next = kv0 + tiles * BLOCK_N;
-        const attune_range any = attune_mask_bounds(s, coord, kv0, min(next, end) - 1u ATTUNE_MODS);
-        found = any.high != 0 && tiles == 1u;
-        *partial = any.low == 0;
-        grows = grows && any.high == 0;
-        kv0 = any.high != 0 ? kv0 : next;
-        count = any.high != 0 ? max(tiles / 2u, 1u) : grows ? 2u * tiles : tiles;
-    }
-    return kv0;
 }
 
 /* Where the keys of a tile are; *absent becomes 1 if one is nowhere. */
@@ -244,12 +192,6 @@ ATTUNE_FUNCTION void fold_part(rows *sum, rows *sum_m, rows *sum_l, rows *o, row
     }
 }
 #endif
-
-/* Where a row's partial result is among those of its slot: of a tile whose sequences vary with the parts, by query. */
-ATTUNE_FUNCTION uint partial_row(const tile_coord *coord, uint row)
-{
-    return SHARES ? row % coord->queries * coord->heads + row / coord->queries : row;
-}
 
 /* 7: the partial result of a part of the keys */
 ATTUNE_FUNCTION void store_partial(const rows *from, const rows *m, const rows *l, const attune_opencl_arguments *args,
@@ -392,74 +334,4 @@ attune_serving(ATTUNE_KERNEL_PARAMETERS ATTUNE_SERVING_PARAMETERS ATTUNE_KERNEL_
         store_o(sum, m, l, &args, &coord, &seq, o, lse, row_max, sinks, workspace); /* 7 */
 }
 
-#if SHARES
-/* The row of a partial result of part `part` of a merge's tile, which an item of this sequence has or of one before it.
- * A schedule may hold anything. */
-ATTUNE_FUNCTION ulong partial_of(__global const uint *from, __global const attune_opencl_parts *of, uint index,
-                                 uint part, uint query, const tile_coord *coord, uint row_h)
-{
-    const uint merges = 1u + of->items, links = merges + of->merges;
-    uint4 link = vload4(links + index, from);
-    const uint query0 = link.z;
-    while (part < link.x && link.y - 1u < index) {
-        index = link.y - 1u;
-        link = vload4(links + index, from);
-    }
-    const uint slot = vload4(merges + index, from).z + part - link.x;
-    const uint row = (query0 - link.z + query) * coord->heads + row_h - coord->h0;
-    return (ulong)min(slot, of->slots - 1u) * BLOCK_M + min(row, BLOCK_M - 1u);
-}
-#endif
-
-/* Merges the parts of a tile, from the first to the last. */
-__kernel __attribute__((reqd_work_group_size(THREADS, 1, 1))) void
-attune_serving_combine(ATTUNE_KERNEL_PARAMETERS ATTUNE_SERVING_PARAMETERS)
-{
-    sequence seq;
-    __global const attune_opencl_serving *serving = (__global const attune_opencl_serving *)(workspace + args.serving);
-    __global const attune_opencl_parts *of = &serving->parts;
-    __global const uint *from = (__global const uint *)(schedule + of->schedule);
-    const uint index = args.first + GROUP, slots = of->slots;
-    const int in_list = index < min(vload4(0, from).y, of->merges);
-    const uint4 merge = vload4(in_list ? 1u + of->items + index : 0u, from);
-    /* A schedule may hold anything. */
-    const int valid = in_list && merge.x < tile_count(&args) && merge.z < slots;
-    const uint parts = valid ? min(merge.y, SHARES ? slots : slots - merge.z) : 0u;
-    tile_coord coord = tile_coord_of(&args, valid ? merge.x : 0u);
-    seq.of = &serving->cache;
-    seq.b = coord.b;
-    begin_rows(&seq, args.q_len, q_start, count);
-    coord.queries = coord.q0 < seq.q_len ? min(args.q_step, seq.q_len - coord.q0) : 0u;
-    coord.rows = coord.heads * coord.queries;
-    coord.b = seq.batch;
-    const int aligned = ALIGNED || (args.flags & ATTUNE_OPENCL_ALIGNED_O) != 0u;
-    const uint groups = HEAD_DIM_V / 4u, end = parts ? coord.rows * groups : 0u;
-    for (uint i = (uint)get_local_id(0); i < end; i += THREADS) {
-        const uint row = i / groups, column = i % groups * 4u, row_h = row_head(&coord, row);
-        const uint row_q = seq.row0 + row_query(&coord, row);
-        float m = LOWEST, l = 0.0f;
-        float4 o_row = (float4)(0.0f);
-        for (uint part = 0u; part < parts; part++) {
-#if SHARES
-            const ulong at = partial_of(from, of, index, part, row_query(&coord, row) - coord.q0, &coord, row_h);
-#else
-            const ulong at = (ulong)(merge.z + part) * BLOCK_M + row;
-#endif
-            const float2 ml = vload2(at, (__global const float *)(workspace + args.partials_ml));
-            const float4 values = vload4(0, (__global const float *)(workspace + args.partials) + at * HEAD_DIM_V +
-                                                column);
-            const float top = fmax(m, ml.x);
-            const float before = exp2_row((m - top) * TO_LOG2), own = exp2_row((ml.x - top) * TO_LOG2);
-            m = part ? top : ml.x;
-            l = part ? FMA(ml.y, own, l * before) : ml.y;
-            o_row = part ? FMA(values, (float4)(own), o_row * before) : values;
-        }
-        float top = m;
-        const float2 sink = add_sink(&args, sinks, row_h, &top);
-        const float sum = l * sink.x + sink.y, scale = sink.x / sum;
-        if (column == 0u)
-            store_row_state(&args, &coord, workspace, lse, row_max, row_h, row_q, top, sum, m, l);
-        store_columns(&args, &coord, workspace, o, aligned, row_h, row_q, column,
-                      is_zero(sum) ? (float4)(0.0f) : o_row * scale);
-    }
-}
+#include "serving_combine.h"
