@@ -388,6 +388,22 @@ __device__ __forceinline__ u32 peer_address(u32 address)
     return peer;
 }
 
+/* The same in that of rank 0, which may be this CTA. */
+__device__ __forceinline__ u32 first_address(u32 address)
+{
+    u32 first;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(first) : "r"(address));
+    return first;
+}
+
+/* Stores 16 bytes at the same address of the peer CTA. */
+__device__ __forceinline__ void store_peer_4(u32 to, u32 x, u32 y, u32 z, u32 w)
+{
+    asm volatile("st.shared::cluster.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(peer_address(to)), "r"(x), "r"(y), "r"(z),
+                 "r"(w)
+                 : "memory");
+}
+
 __device__ __forceinline__ void cluster_sync()
 {
     asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
@@ -446,6 +462,14 @@ __device__ __forceinline__ void barrier_arrive_peer(u64 *barrier)
         : "memory");
 }
 
+/* Arrives at the barrier of the CTA of rank 0. */
+__device__ __forceinline__ void barrier_arrive_first(u64 *barrier)
+{
+    asm volatile(
+        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(first_address(shared_address(barrier)))
+        : "memory");
+}
+
 /* Waits at this CTA's barrier with acquire at cluster scope: for arrivals and writes of the peer CTA. */
 __device__ __forceinline__ void barrier_wait_peer(u64 *barrier, u32 phase)
 {
@@ -474,6 +498,16 @@ __device__ __forceinline__ void tensor_load(u32 to, const tensor_map *map, u64 *
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
                  "[%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
                  "l"(map), "r"(shared_address(barrier)), "r"(column), "r"(row), "r"(h), "r"(b)
+                 : "memory");
+}
+
+/* The same by a pair of CTAs: the bytes count at the barrier of that of rank 0. */
+__device__ __forceinline__ void tensor_load_pair(u32 to, const tensor_map *map, u64 *barrier, int column, int row,
+                                                 int h, int b)
+{
+    asm volatile("cp.async.bulk.tensor.4d.cta_group::2.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
+                 "[%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
+                 "l"(map), "r"(first_address(shared_address(barrier))), "r"(column), "r"(row), "r"(h), "r"(b)
                  : "memory");
 }
 

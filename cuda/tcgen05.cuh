@@ -1,7 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * tcgen05 of sm_100a: tensor memory and its matrix products, one function for each instruction, with the semantics of
- * the PTX manual. Only cta_group::1 and kind::f16 are here. tests/model has the same functions on the CPU.
+ * the PTX manual. Only kind::f16 is here. tests/model has the same functions on the CPU.
+ *
+ * In a kernel with clusters of two CTAs all are of cta_group::2, for the pair. A product then reads the shared memory
+ * and writes the tensor memory of both, at the same addresses: the CTA of rank 0 has the first rows of a and d and the
+ * first columns of b, and it alone issues products and commits. With 128 rows, of which each CTA has 64, lanes 64 to
+ * 127 have the second half of their columns.
  *
  * An address of tensor memory has the lane in its upper half and the column in its lower one. A warp accesses the 32
  * lanes of its number modulo 4, a thread the lane of its own number: of a tile of 128 rows a thread has one row.
@@ -18,23 +23,35 @@
 
 /* ---------------------------------------------------------------------------------------------------- tensor memory */
 
+constexpr int TENSOR_CTAS = config::CLUSTER; /* of the cta_group */
+
 /* By a whole warp, which also frees them: allocates a power of two of columns, at least 32. The address of the first is
- * stored at `to` in shared memory. */
+ * stored at `to` in shared memory. A pair's CTAs, both of which run, do so together. */
 template <int COLUMNS> __device__ __forceinline__ void tmem_allocate(u32 to)
 {
-    asm volatile("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%0], %1;" ::"r"(to), "n"(COLUMNS)
-                 : "memory");
+    if constexpr (TENSOR_CTAS == 2)
+        asm volatile("tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32 [%0], %1;" ::"r"(to), "n"(COLUMNS)
+                     : "memory");
+    else
+        asm volatile("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%0], %1;" ::"r"(to), "n"(COLUMNS)
+                     : "memory");
 }
 
 /* The CTA allocates no more. */
 __device__ __forceinline__ void tmem_relinquish()
 {
-    asm volatile("tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;" ::: "memory");
+    if constexpr (TENSOR_CTAS == 2)
+        asm volatile("tcgen05.relinquish_alloc_permit.cta_group::2.sync.aligned;" ::: "memory");
+    else
+        asm volatile("tcgen05.relinquish_alloc_permit.cta_group::1.sync.aligned;" ::: "memory");
 }
 
 template <int COLUMNS> __device__ __forceinline__ void tmem_free(u32 address)
 {
-    asm volatile("tcgen05.dealloc.cta_group::1.sync.aligned.b32 %0, %1;" ::"r"(address), "n"(COLUMNS) : "memory");
+    if constexpr (TENSOR_CTAS == 2)
+        asm volatile("tcgen05.dealloc.cta_group::2.sync.aligned.b32 %0, %1;" ::"r"(address), "n"(COLUMNS) : "memory");
+    else
+        asm volatile("tcgen05.dealloc.cta_group::1.sync.aligned.b32 %0, %1;" ::"r"(address), "n"(COLUMNS) : "memory");
 }
 
 /* Orders the thread's accesses to tensor memory before what a barrier orders after it; and those that a barrier orders
@@ -126,39 +143,67 @@ __device__ __forceinline__ u64 tcgen05_descriptor(u64 wgmma_descriptor)
     return wgmma_descriptor | 1ull << 46;
 }
 
-/* "Instruction descriptor" of kind::f16: 128 rows, `columns` columns, float32 sums of products of DTYPE. b_n_major: B
- * is N-major; a_m_major: A is M-major. */
-__device__ constexpr u32 tcgen05_instruction(int columns, bool b_n_major, bool a_m_major = false)
+/* "Instruction descriptor" of kind::f16: `columns` columns and, of all CTAs, `rows` rows, float32 sums of products of
+ * DTYPE. b_n_major: B is N-major; a_m_major: A is M-major. */
+__device__ constexpr u32 tcgen05_instruction(int columns, bool b_n_major, bool a_m_major = false,
+                                             int rows = 128 * TENSOR_CTAS)
 {
     const u32 type = config::DTYPE == ATTUNE_CUDA_BF16 ? 1 : 0;
     return 1u << 4 | type << 7 | type << 10 | (a_m_major ? 1u : 0u) << 15 | (b_n_major ? 1u : 0u) << 16 |
-           (u32)columns / 8 << 17 | 128u / 16 << 24;
+           (u32)columns / 8 << 17 | (u32)rows / 16 << 24;
 }
 
 /* By one thread: d = a b + (add ? d : 0), with 16 columns of a. d: an address of tensor memory; a and b: descriptors.
  */
 __device__ __forceinline__ void tcgen05_ss(u32 d, u64 a, u64 b, u32 instruction, int add)
 {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %4, 0;\n"
-                 "tcgen05.mma.cta_group::1.kind::f16 [%0], %1, %2, %3, p;\n}" ::"r"(d),
-                 "l"(a), "l"(b), "r"(instruction), "r"(add)
-                 : "memory");
+    if constexpr (TENSOR_CTAS == 2)
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %4, 0;\n"
+                     "tcgen05.mma.cta_group::2.kind::f16 [%0], %1, %2, %3, p;\n}" ::"r"(d),
+                     "l"(a), "l"(b), "r"(instruction), "r"(add)
+                     : "memory");
+    else
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %4, 0;\n"
+                     "tcgen05.mma.cta_group::1.kind::f16 [%0], %1, %2, %3, p;\n}" ::"r"(d),
+                     "l"(a), "l"(b), "r"(instruction), "r"(add)
+                     : "memory");
 }
 
 /* The same with a in tensor memory: 8 columns of two 16-bit elements each. */
 __device__ __forceinline__ void tcgen05_ts(u32 d, u32 a, u64 b, u32 instruction, int add)
 {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %4, 0;\n"
-                 "tcgen05.mma.cta_group::1.kind::f16 [%0], [%1], %2, %3, p;\n}" ::"r"(d),
-                 "r"(a), "l"(b), "r"(instruction), "r"(add)
-                 : "memory");
+    if constexpr (TENSOR_CTAS == 2)
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %4, 0;\n"
+                     "tcgen05.mma.cta_group::2.kind::f16 [%0], [%1], %2, %3, p;\n}" ::"r"(d),
+                     "r"(a), "l"(b), "r"(instruction), "r"(add)
+                     : "memory");
+    else
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %4, 0;\n"
+                     "tcgen05.mma.cta_group::1.kind::f16 [%0], [%1], %2, %3, p;\n}" ::"r"(d),
+                     "r"(a), "l"(b), "r"(instruction), "r"(add)
+                     : "memory");
 }
 
 /* Arrives at the barrier once all products that the thread has issued are complete. */
 __device__ __forceinline__ void tcgen05_commit(u64 *barrier)
 {
+    if constexpr (TENSOR_CTAS == 2)
+        asm volatile(
+            "tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.b64 [%0];" ::"r"(shared_address(barrier))
+            : "memory");
+    else
+        asm volatile(
+            "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];" ::"r"(shared_address(barrier))
+            : "memory");
+}
+
+/* The same at the barriers of both CTAs of a pair. */
+__device__ __forceinline__ void tcgen05_commit_pair(u64 *barrier)
+{
     asm volatile(
-        "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];" ::"r"(shared_address(barrier))
+        "tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 [%0], %1;" ::"r"(
+            shared_address(barrier)),
+        "h"((unsigned short)3)
         : "memory");
 }
 

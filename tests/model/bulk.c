@@ -54,6 +54,11 @@ void model_barrier_init(uint32_t address, int count)
     b->agent = c->first_agent + (int)model_launch->dimensions.x + model_readers + c->mbarrier_count++;
 }
 
+int model_first_mbarrier(const cta *c)
+{
+    return c->first_agent + (int)model_launch->dimensions.x + model_readers;
+}
+
 /* fence.mbarrier_init: copies and the cluster see this thread's mbarriers. */
 void model_fence_barrier_init(void)
 {
@@ -88,13 +93,21 @@ static void arrive(mbarrier *b, void *pc)
     complete_phase(b);
 }
 
-/* mbarrier.arrive, with release. At the peer's barrier: .shared::cluster. */
-void model_barrier_arrive(uint32_t address, int peer)
+/* The CTA that an address of .shared::cluster names, as mapa gives it. */
+static cta *owner_of(int at, const char *what, void *pc)
+{
+    if (at == MODEL_OWN)
+        return model_cta;
+    if (model_launch->ctas == 1)
+        model_report(pc, "%s of another CTA, but is in no cluster", what);
+    return &model_ctas[at == MODEL_FIRST ? 0 : model_cta->rank ^ 1];
+}
+
+/* mbarrier.arrive, with release. At another CTA's barrier: .shared::cluster. */
+void model_barrier_arrive(uint32_t address, int at)
 {
     void *pc = __builtin_return_address(0);
-    if (peer && model_launch->ctas == 1)
-        model_report(pc, "arrives at a barrier of another CTA, but is in no cluster");
-    arrive(known(peer ? &model_ctas[model_cta->rank ^ 1] : model_cta, address, "arrives at", pc), pc);
+    arrive(known(owner_of(at, "arrives at a barrier", pc), address, "arrives at", pc), pc);
 }
 
 /* mbarrier.expect_tx */
@@ -128,18 +141,18 @@ void model_barrier_wait(uint32_t address, uint32_t parity)
     model_join(me->clock, b->published);
 }
 
-void model_barrier_signalled(uint32_t address, void *pc)
+void model_barrier_signalled(cta *c, uint32_t address, void *pc)
 {
-    if (!known(model_cta, address, "signals", pc)->fenced)
+    if (!known(c, address, "signals", pc)->fenced)
         model_report(pc, "signals the mbarrier at %u, which was initialised without a fence.mbarrier_init after it",
                      address);
 }
 
 /* The arrival of tcgen05.commit: it publishes the products, and their accesses to tensor memory as if fenced. */
-void model_barrier_committed(uint32_t address, int agent, uint32_t clock, const uint32_t *copied)
+void model_barrier_committed(cta *c, uint32_t address, int agent, uint32_t clock,
+                             const uint32_t (*copied)[MODEL_MBARRIERS])
 {
-    mbarrier *b = find(model_cta, address, "signals", NULL);
-    agent += model_cta->first_agent;
+    mbarrier *b = find(c, address, "signals", NULL);
     if (!b->pending) {
         model_report_end("tcgen05.commit arrives at the mbarrier at %u: more than %d arrivals", address, b->count);
         return;
@@ -147,10 +160,11 @@ void model_barrier_committed(uint32_t address, int agent, uint32_t clock, const 
     for (int part = 0; part * model_agents < model_clock_words; part++)
         if (b->arrived[part * model_agents + agent] < clock)
             b->arrived[part * model_agents + agent] = clock;
-    const int first = model_cta->first_agent + (int)model_launch->dimensions.x + model_readers;
-    for (int i = 0; i < MODEL_MBARRIERS; i++)
-        if (b->arrived[first + i] < copied[i])
-            b->arrived[first + i] = copied[i];
+    for (int rank = 0; rank < model_launch->ctas; rank++)
+        for (int i = 0; i < MODEL_MBARRIERS; i++) {
+            uint32_t *arrived = &b->arrived[model_first_mbarrier(&model_ctas[rank]) + i];
+            *arrived = *arrived > copied[rank][i] ? *arrived : copied[rank][i];
+        }
     b->pending--;
     complete_phase(b);
 }
@@ -196,10 +210,10 @@ static void push(const bulk_copy *made)
     copies[copy_count++] = *made;
 }
 
-/* A copy that signals a barrier: the destination's bytes are the copy's from now on. */
-static void begin(bulk_copy *c, uint32_t barrier, void *pc)
+/* A copy that signals a barrier of a CTA: the destination's bytes are the copy's from now on. */
+static void begin(bulk_copy *c, cta *at, uint32_t barrier, void *pc)
 {
-    c->barrier = known(c->to_cta, barrier, "signals", pc);
+    c->barrier = known(at, barrier, "signals", pc);
     if (!c->barrier->fenced)
         model_report(pc, "signals the mbarrier at %u, which was initialised without a fence.mbarrier_init after it",
                      barrier);
@@ -289,8 +303,8 @@ bool model_bulk_complete(void)
     return true;
 }
 
-/* cp.async.bulk.tensor */
-void model_tensor_load(uint32_t to, const void *map, uint32_t barrier, const int *at)
+/* cp.async.bulk.tensor. With .cta_group::2 the barrier may be of the pair's other CTA. */
+void model_tensor_load(uint32_t to, const void *map, uint32_t barrier, int barrier_at, const int *at)
 {
     void *pc = __builtin_return_address(0);
     bulk_copy c = {.kind = COPY_TENSOR, .to_cta = model_cta, .to = to};
@@ -302,7 +316,7 @@ void model_tensor_load(uint32_t to, const void *map, uint32_t barrier, const int
         model_report(pc, "a tile at byte %u of shared memory, which is no multiple of 128", to);
     c.bytes = c.map.box[0] * c.map.box[1] * c.map.box[2] * c.map.box[3] * 2;
     model_check_global((const void *)(uintptr_t)c.map.address, 16, false, pc);
-    begin(&c, barrier, pc);
+    begin(&c, owner_of(barrier_at, "signals a barrier", pc), barrier, pc);
 }
 
 /* cp.async.bulk */
@@ -313,7 +327,7 @@ void model_bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t bar
     if (to % 16 || (uintptr_t)from % 16 || bytes % 16)
         model_report(pc, "a bulk copy of %u bytes from %p to byte %u, which are not multiples of 16", bytes, from, to);
     model_check_global(from, bytes, false, pc);
-    begin(&c, barrier, pc);
+    begin(&c, model_cta, barrier, pc);
 }
 
 /* cp.reduce.async.bulk, and its commit_group */
@@ -333,7 +347,7 @@ void model_bulk_add(float *to, uint32_t from, uint32_t bytes)
         me->adder = model_readers - MODEL_ADDERS + c->adders++;
     }
     finding f = {.kind = FOUND_NOTHING};
-    model_async_read(c, from, bytes, me->adder, ++me->bulk_groups, me->clock, &f, pc);
+    model_async_read(c, from, bytes, c->rank, me->adder, ++me->bulk_groups, me->clock, &f, pc);
     if (f.kind)
         model_report_finding(&f, "adds", pc);
     push(&(bulk_copy){.kind = ADD_BULK, .from_cta = c, .from = from, .bytes = bytes, .sums = to, .by = me});
@@ -360,9 +374,7 @@ void model_bulk_wait(int read_only)
 
 static cta *peer_of(void *pc)
 {
-    if (model_launch->ctas == 1)
-        model_report(pc, "writes to another CTA's shared memory, but is in no cluster");
-    return &model_ctas[model_cta->rank ^ 1];
+    return owner_of(MODEL_PEER, "writes to shared memory", pc);
 }
 
 /* cp.async.bulk from shared::cta to shared::cluster */
@@ -375,7 +387,7 @@ void model_copy_peer(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrie
         model_report(pc, "a bulk copy of %u bytes from byte %u to byte %u, which are not multiples of 16", bytes, from,
                      to);
     model_shared_bytes(model_cta, from, bytes, pc);
-    begin(&c, barrier, pc);
+    begin(&c, c.to_cta, barrier, pc);
     const mbarrier *b = copies[copy_count - 1].barrier;
     model_peer_read(model_cta, from, bytes, b->agent, b->phase + 1, pc);
 }
@@ -385,5 +397,14 @@ void model_store_peer(uint32_t to, uint32_t value, uint32_t barrier)
 {
     void *pc = __builtin_return_address(0);
     bulk_copy c = {.kind = COPY_WORD, .to_cta = peer_of(pc), .to = to, .bytes = 4, .word = value};
-    begin(&c, barrier, pc);
+    begin(&c, c.to_cta, barrier, pc);
+}
+
+/* st.shared::cluster: a generic store, which barriers between the CTAs order. */
+void model_store_cluster(uint32_t to, const void *from, uint32_t size)
+{
+    void *pc = __builtin_return_address(0);
+    cta *peer = peer_of(pc);
+    model_shared_store(peer, to, size, pc);
+    memcpy(model_shared_bytes(peer, to, size, pc), from, size);
 }

@@ -418,6 +418,7 @@ static const model_machine machine = {
     .bulk_wait = model_bulk_wait,
     .copy_peer = model_copy_peer,
     .store_peer = model_store_peer,
+    .store_cluster = model_store_cluster,
     .tensor_fence = model_tensor_fence,
     .tcgen05 = model_tcgen05_issue,
     .tcgen05_commit = model_tcgen05_commit,

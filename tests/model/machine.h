@@ -28,12 +28,12 @@ typedef enum model_collective {
     MODEL_WGMMA, /* model_wgmma */
     MODEL_WGMMA_FENCE,
     MODEL_WGMMA_COMMIT,
-    MODEL_WGMMA_WAIT,      /* int: the groups that may be pending */
-    MODEL_SETMAXNREG,      /* int: registers of each thread */
-    MODEL_TENSOR_ALLOCATE, /* uint32_t[2]: where the address is stored, columns */
-    MODEL_TENSOR_RELINQUISH,
-    MODEL_TENSOR_FREE, /* uint32_t[2]: address, columns */
-    MODEL_TENSOR_LOAD, /* model_tensor_access */
+    MODEL_WGMMA_WAIT,        /* int: the groups that may be pending */
+    MODEL_SETMAXNREG,        /* int: registers of each thread */
+    MODEL_TENSOR_ALLOCATE,   /* uint32_t[3]: where the address is stored, columns, CTAs of the .cta_group */
+    MODEL_TENSOR_RELINQUISH, /* the same: the first two are 0 */
+    MODEL_TENSOR_FREE,       /* the same: address, columns, CTAs */
+    MODEL_TENSOR_LOAD,       /* model_tensor_access */
     MODEL_TENSOR_STORE,
     MODEL_TENSOR_WAIT_LOAD,
     MODEL_TENSOR_WAIT_STORE,
@@ -63,13 +63,18 @@ typedef struct model_tensor_access {
     uint32_t *r;
 } model_tensor_access;
 
-/* tcgen05.mma, kind::f16, of 128 x N x 16: addresses of tensor memory, and descriptors. */
+/* tcgen05.mma, kind::f16, of 128 x N x 16, or by a pair of CTAs of 128 or 256 x N x 16: addresses of tensor memory, and
+ * descriptors. */
 typedef struct model_tcgen05 {
     uint32_t d, a;
     uint64_t descriptor_a, descriptor_b;
     uint32_t instruction;
     int tensor_a, add; /* tensor_a: A is in tensor memory */
+    int ctas;          /* of the .cta_group */
 } model_tcgen05;
+
+/* The CTA of a cluster whose shared memory an instruction names: its own, the other one, or that of rank 0. */
+typedef enum model_owner { MODEL_OWN, MODEL_PEER, MODEL_FIRST } model_owner;
 
 typedef struct model_machine {
     /* An access by the kernel's own code. */
@@ -91,13 +96,13 @@ typedef struct model_machine {
     void (*fence_async)(void);
     void (*fence_barrier_init)(void);
     void (*barrier_init)(uint32_t barrier, int count);
-    /* The barrier of this CTA or of the peer. */
-    void (*barrier_arrive)(uint32_t barrier, int peer);
+    void (*barrier_arrive)(uint32_t barrier, int at); /* at: a model_owner */
     /* `bytes` more for the phase, and an arrival or none. */
     void (*barrier_expect)(uint32_t barrier, uint32_t bytes, int arrives);
     void (*barrier_wait)(uint32_t barrier, uint32_t parity);
-    /* A tile at the coordinates column, row, head, batch. */
-    void (*tensor_load)(uint32_t to, const void *map, uint32_t barrier, const int *at);
+    /* A tile at the coordinates column, row, head, batch, whose bytes count at a barrier of this CTA, or of the pair's
+     * first (.cta_group::2). */
+    void (*tensor_load)(uint32_t to, const void *map, uint32_t barrier, int barrier_at, const int *at);
     void (*bulk_load)(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier);
     void (*bulk_add)(float *to, uint32_t from, uint32_t bytes);
     /* Until the thread's bulk additions have read their sources, or are complete. */
@@ -105,10 +110,13 @@ typedef struct model_machine {
     /* To the peer, whose barrier counts the bytes. */
     void (*copy_peer)(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier);
     void (*store_peer)(uint32_t to, uint32_t value, uint32_t barrier);
-    /* tcgen05.fence; mma and commit, by one thread. */
+    /* st.shared::cluster to the peer. */
+    void (*store_cluster)(uint32_t to, const void *from, uint32_t size);
+    /* tcgen05.fence; mma and commit, by one thread. mask: the ranks at whose barriers it arrives, or 0: at its own
+     * CTA's. */
     void (*tensor_fence)(int after);
     void (*tcgen05)(const model_tcgen05 *m);
-    void (*tcgen05_commit)(uint32_t barrier);
+    void (*tcgen05_commit)(uint32_t barrier, int ctas, uint32_t mask);
     /* For loops that wait for another thread. */
     void (*spin)(void);
 } model_machine;

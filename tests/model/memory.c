@@ -19,7 +19,14 @@ char model_fault[4096];
 /* "producer_sm90.cuh:212 in load": the innermost inlined function comes first. */
 void model_place(char *text, size_t size, void *pc)
 {
+    /* Of the libraries of a cluster's CTAs, the one that begins last before it. */
     const loaded *l = model_cta->from;
+    for (int i = 0; i < model_launch->ctas; i++) {
+        const loaded *other = model_ctas[i].from;
+        const bool holds = other && (uintptr_t)other->base <= (uintptr_t)pc;
+        if (holds && ((uintptr_t)l->base > (uintptr_t)pc || (uintptr_t)l->base < (uintptr_t)other->base))
+            l = other;
+    }
     char command[700], line[512];
     snprintf(command, sizeof command, "addr2line -Cfipse '%s' 0x%lx 2>/dev/null", l->path,
              (unsigned long)((uintptr_t)pc - (uintptr_t)l->base - 1));
@@ -222,7 +229,7 @@ static void note_read(cell *c, int agent, uint32_t clock, const uint32_t *known,
     c->read_pc = pc;
 }
 
-static finding check_readers(cta *in, const cell *c, uint32_t at, const by *w)
+static finding check_readers(const cell *c, uint32_t at, const by *w)
 {
     finding f = {.kind = FOUND_NOTHING, .address = at, .other = -1, .other_pc = c->read_pc};
     if (c->reader == MANY) {
@@ -232,15 +239,16 @@ static finding check_readers(cta *in, const cell *c, uint32_t at, const by *w)
     } else if (c->reader != NOBODY && !before(w, c->reader, c->read_clock)) {
         f.other = c->reader;
     }
-    const int first = in->first_agent + (int)model_launch->dimensions.x;
-    for (int i = 0; c->async_readers && f.other < 0 && i < model_readers; i++) {
-        if (before(w, first + i, c->async_readers[i]))
+    for (int j = 0; c->async_readers && f.other < 0 && j < model_launch->ctas * model_readers; j++) {
+        cta *of = &model_ctas[j / model_readers];
+        const int i = j % model_readers, agent = of->first_agent + (int)model_launch->dimensions.x + i;
+        if (before(w, agent, c->async_readers[j]))
             continue;
         const finding own = {.kind = FOUND_WRITE, .address = at, .other = w->agent, .other_pc = w->pc};
         if (i < model_readers - MODEL_ADDERS &&
-            !model_wgmma_overwritten(&in->warps[i], c->async_readers[i] - 1, &own, c->async_pc))
+            !model_wgmma_overwritten(&of->warps[i], c->async_readers[j] - 1, &own, c->async_pc))
             continue;
-        f.other = first + i;
+        f.other = agent;
         f.other_pc = c->async_pc;
     }
     if (f.other >= 0)
@@ -248,10 +256,10 @@ static finding check_readers(cta *in, const cell *c, uint32_t at, const by *w)
     return f;
 }
 
-static finding check_write(cta *in, const cell *c, uint32_t at, uint8_t bytes, const by *w)
+static finding check_write(const cell *c, uint32_t at, uint8_t bytes, const by *w)
 {
     const finding f = check_writer(c, at, bytes, w);
-    return f.kind ? f : check_readers(in, c, at, w);
+    return f.kind ? f : check_readers(c, at, w);
 }
 
 static void note_write(cell *c, int agent, uint32_t clock, uint8_t bytes, bool asynchronous, void *pc)
@@ -286,14 +294,14 @@ static uint8_t bytes_of(uint32_t at, uint32_t address, uint32_t size)
 }
 
 /* copied: by the kernel's own code, which copies structs of which not every member has a value. */
-static void touch(uint32_t address, uint32_t size, bool write, bool copied, void *pc)
+static void touch(cta *in, uint32_t address, uint32_t size, bool write, bool copied, void *pc)
 {
     const thread *me = model_now;
     const by w = {.clock = me->clock, .agent = me->agent, .pc = pc};
     for (uint32_t at = address & ~3u; at < address + size; at += 4) {
         const uint8_t bytes = bytes_of(at, address, size);
-        cell *c = &model_cta->cells[at / 4];
-        finding f = write ? check_write(model_cta, c, at, bytes, &w) : check_writer(c, at, bytes, &w);
+        cell *c = &in->cells[at / 4];
+        finding f = write ? check_write(c, at, bytes, &w) : check_writer(c, at, bytes, &w);
         if (!f.kind && !write && !copied && (c->initialised & bytes) != bytes)
             f.kind = FOUND_UNWRITTEN;
         if (f.kind)
@@ -308,7 +316,13 @@ static void touch(uint32_t address, uint32_t size, bool write, bool copied, void
 void model_shared_access(uint32_t address, uint32_t size, bool write, void *pc)
 {
     model_shared_bytes(model_cta, address, size, pc);
-    touch(address, size, write, false, pc);
+    touch(model_cta, address, size, write, false, pc);
+}
+
+void model_shared_store(cta *to, uint32_t address, uint32_t size, void *pc)
+{
+    model_shared_bytes(to, address, size, pc);
+    touch(to, address, size, true, false, pc);
 }
 
 /* A cp.async writes these bytes from now on, until its thread has waited for it. */
@@ -321,7 +335,7 @@ void model_copying(uint32_t address, uint32_t size, bool begins, void *pc)
         cell *c = &model_cta->cells[at / 4];
         if (!begins)
             c->copying = COPYING_NOTHING;
-        const finding f = check_write(model_cta, c, at, 15, &w);
+        const finding f = check_write(c, at, 15, &w);
         if (f.kind)
             model_report_finding(&f, "writes", pc);
         note_write(c, me->agent, me->clock[me->agent], 15, false, pc);
@@ -335,7 +349,7 @@ void model_async_begins(cta *in, uint32_t address, uint32_t size, void *pc)
     model_shared_bytes(in, address, size, pc);
     for (uint32_t at = address; at < address + size; at += 4) {
         cell *c = &in->cells[at / 4];
-        const finding f = check_write(in, c, at, 15, &w);
+        const finding f = check_write(c, at, 15, &w);
         if (f.kind)
             model_report_finding(&f, "writes", pc);
         c->copying = COPYING_BULK;
@@ -352,8 +366,8 @@ void model_async_ends(cta *in, uint32_t address, uint32_t size, int agent, uint3
     }
 }
 
-void model_async_read(cta *in, uint32_t address, uint32_t size, int reader, uint32_t clock, const uint32_t *as,
-                      finding *f, void *pc)
+void model_async_read(cta *in, uint32_t address, uint32_t size, int rank, int reader, uint32_t clock,
+                      const uint32_t *as, finding *f, void *pc)
 {
     const by w = {.clock = as, .agent = NOBODY, .asynchronous = true, .pc = pc};
     for (uint32_t at = address; at < address + size; at += 4) {
@@ -364,8 +378,8 @@ void model_async_read(cta *in, uint32_t address, uint32_t size, int reader, uint
                 f->kind = FOUND_UNWRITTEN;
         }
         if (!c->async_readers)
-            c->async_readers = make_clocks(model_readers);
-        c->async_readers[reader] = clock;
+            c->async_readers = make_clocks(model_launch->ctas * model_readers);
+        c->async_readers[rank * model_readers + reader] = clock;
         c->async_pc = pc;
     }
 }
@@ -455,11 +469,11 @@ void model_access(const void *p, size_t size, int write, void *pc)
             if (address + size > model_launch->shared)
                 model_report(pc, "%s byte %u of shared memory, of which the launch has %u", write ? "writes" : "reads",
                              address + (uint32_t)size - 1, model_launch->shared);
-            touch(address, (uint32_t)size, write, true, pc);
+            touch(model_cta, address, (uint32_t)size, write, true, pc);
             return;
         }
     if (at - l->tls_begin < static_shared(l)) {
-        touch((uint32_t)(at - l->tls_begin), (uint32_t)size, write, true, pc);
+        touch(model_cta, (uint32_t)(at - l->tls_begin), (uint32_t)size, write, true, pc);
         return;
     }
     if (at - l->segment_begin < l->segment_end - l->segment_begin || at - l->tls_begin < l->tls_end - l->tls_begin)

@@ -131,7 +131,7 @@ typedef struct cell {
     uint8_t copying;         /* a COPYING_... that nobody has waited for writes it */
     bool asynchronous;       /* the last write was by the asynchronous proxy */
     uint32_t *readers;       /* clocks, with MANY */
-    uint32_t *async_readers; /* clocks of the asynchronous readers of the CTA, or NULL */
+    uint32_t *async_readers; /* clocks of the asynchronous readers of the cluster's CTAs, or NULL */
     void *write_pc, *read_pc, *async_pc;
 } cell;
 
@@ -210,15 +210,17 @@ void model_access(const void *p, size_t size, int write, void *pc);
 /* The bytes at a shared address of a CTA, after a check of bounds and alignment. */
 unsigned char *model_shared_bytes(const cta *c, uint32_t address, uint32_t size, void *pc);
 void model_shared_access(uint32_t address, uint32_t size, bool write, void *pc);
+/* A store to a CTA's shared memory, which may be the peer's. */
+void model_shared_store(cta *to, uint32_t address, uint32_t size, void *pc);
 void model_check_global(const void *p, size_t size, bool write, void *pc);
 /* A COPYING_... begins or ends. */
 void model_copying(uint32_t address, uint32_t size, bool begins, void *pc);
 /* A copy by the asynchronous proxy will write these bytes; it has written them, in the name of an agent. */
 void model_async_begins(cta *c, uint32_t address, uint32_t size, void *pc);
 void model_async_ends(cta *c, uint32_t address, uint32_t size, int agent, uint32_t clock);
-/* The asynchronous proxy reads these bytes, as reader `reader` of the CTA, which completes at `clock`; who may know
- * what they are is `as`. The first fault is in *f. */
-void model_async_read(cta *c, uint32_t address, uint32_t size, int reader, uint32_t clock, const uint32_t *as,
+/* The asynchronous proxy reads these bytes, as reader `reader` of a CTA of rank `rank`, which completes at `clock`; who
+ * may know what they are is `as`. The first fault is in *f. */
+void model_async_read(cta *c, uint32_t address, uint32_t size, int rank, int reader, uint32_t clock, const uint32_t *as,
                       finding *f, void *pc);
 /* A copy to the peer reads these bytes, until the phase `clock` of the mbarrier of that agent. */
 void model_peer_read(cta *c, uint32_t address, uint32_t size, int agent, uint32_t clock, void *pc);
@@ -242,19 +244,23 @@ typedef struct model_tensor_map {
 #define MODEL_TENSOR_MAP UINT64_C(0x6d6f64656c746d61)
 void model_barrier_init(uint32_t address, int count);
 void model_fence_barrier_init(void);
-void model_barrier_arrive(uint32_t address, int peer);
+void model_barrier_arrive(uint32_t address, int at);
 void model_barrier_expect(uint32_t address, uint32_t bytes, int arrives);
 void model_barrier_wait(uint32_t address, uint32_t parity);
-void model_tensor_load(uint32_t to, const void *map, uint32_t barrier, const int *at);
+void model_tensor_load(uint32_t to, const void *map, uint32_t barrier, int barrier_at, const int *at);
 void model_bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier);
 void model_bulk_add(float *to, uint32_t from, uint32_t bytes);
 void model_bulk_wait(int read_only);
 void model_copy_peer(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier);
 void model_store_peer(uint32_t to, uint32_t value, uint32_t barrier);
-/* tcgen05.commit names a barrier; later it arrives there, with the clock of an agent of the CTA and those of
- * MODEL_MBARRIERS mbarriers. */
-void model_barrier_signalled(uint32_t address, void *pc);
-void model_barrier_committed(uint32_t address, int agent, uint32_t clock, const uint32_t *copied);
+void model_store_cluster(uint32_t to, const void *from, uint32_t size);
+/* tcgen05.commit names a barrier of a CTA; later it arrives there, with the clock of an agent and those of the
+ * cluster's mbarriers. */
+void model_barrier_signalled(cta *c, uint32_t address, void *pc);
+void model_barrier_committed(cta *c, uint32_t address, int agent, uint32_t clock,
+                             const uint32_t (*copied)[MODEL_MBARRIERS]);
+/* The agent of a CTA's first mbarrier. */
+int model_first_mbarrier(const cta *c);
 void model_bulk_begin(void);
 /* Completes one of the copies in flight. False if there are none. */
 bool model_bulk_complete(void);
@@ -267,10 +273,10 @@ typedef struct model_operand {
 } model_operand;
 model_operand model_operand_of(uint64_t descriptor);
 /* Row (or column of B) i and k. */
-float model_operand_element(const model_operand *o, bool k_major, int i, int k, bool brain);
-/* Marks rows (or columns of B), of 16 k, as read by reader `reader` of the CTA; arguments as of model_async_read. */
-void model_operand_read(int reader, const model_operand *o, bool k_major, int first, int count, uint32_t clock,
-                        const uint32_t *as, finding *f, void *pc);
+float model_operand_element(const cta *in, const model_operand *o, bool k_major, int i, int k, bool brain);
+/* Marks rows (or columns of B), of 16 k, of a CTA's shared memory as read; arguments as of model_async_read. */
+void model_operand_read(cta *in, int rank, int reader, const model_operand *o, bool k_major, int first, int count,
+                        uint32_t clock, const uint32_t *as, finding *f, void *pc);
 void model_wgmma_issue(warp *w, int first);
 void model_wgmma_fence(warp *w);
 void model_wgmma_commit(warp *w);
@@ -290,7 +296,7 @@ void model_tensor_transfer(warp *w, int first);
 void model_tensor_wait(const warp *w, int first);
 void model_tensor_fence(int after);
 void model_tcgen05_issue(const model_tcgen05 *m);
-void model_tcgen05_commit(uint32_t barrier);
+void model_tcgen05_commit(uint32_t barrier, int ctas, uint32_t mask);
 /* The kernel's own code uses what may be registers of a load in flight. */
 void model_tensor_registers(const thread *t, const void *at, size_t size, void *pc);
 /* Completes the oldest product or commit in flight. False if there are none. */

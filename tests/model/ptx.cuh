@@ -211,6 +211,12 @@ __device__ __forceinline__ void store_shared_4(u32 to, float x, float y, float z
     model->store_shared(to, stored, 16);
 }
 
+__device__ __forceinline__ void store_peer_4(u32 to, u32 x, u32 y, u32 z, u32 w)
+{
+    u32 stored[4] = {x, y, z, w};
+    model->store_cluster(to, stored, 16);
+}
+
 /* ---------------------------------------------------------------------------------------------------- global memory */
 
 __device__ __forceinline__ void load_global(float &x, const float *from)
@@ -385,7 +391,7 @@ __device__ __forceinline__ void barrier_expect_more(u64 *barrier, u32 bytes)
 
 __device__ __forceinline__ void barrier_arrive(u64 *barrier)
 {
-    model->barrier_arrive(shared_address(barrier), 0);
+    model->barrier_arrive(shared_address(barrier), MODEL_OWN);
 }
 
 __device__ __forceinline__ void barrier_wait(u64 *barrier, u32 phase)
@@ -395,7 +401,12 @@ __device__ __forceinline__ void barrier_wait(u64 *barrier, u32 phase)
 
 __device__ __forceinline__ void barrier_arrive_peer(u64 *barrier)
 {
-    model->barrier_arrive(shared_address(barrier), 1);
+    model->barrier_arrive(shared_address(barrier), MODEL_PEER);
+}
+
+__device__ __forceinline__ void barrier_arrive_first(u64 *barrier)
+{
+    model->barrier_arrive(shared_address(barrier), MODEL_FIRST);
 }
 
 __device__ __forceinline__ void barrier_wait_peer(u64 *barrier, u32 phase)
@@ -414,7 +425,14 @@ __device__ __forceinline__ void tensor_load(u32 to, const tensor_map *map, u64 *
                                             int b)
 {
     int at[4] = {column, row, h, b};
-    model->tensor_load(to, map, shared_address(barrier), at);
+    model->tensor_load(to, map, shared_address(barrier), MODEL_OWN, at);
+}
+
+__device__ __forceinline__ void tensor_load_pair(u32 to, const tensor_map *map, u64 *barrier, int column, int row,
+                                                 int h, int b)
+{
+    int at[4] = {column, row, h, b};
+    model->tensor_load(to, map, shared_address(barrier), MODEL_FIRST, at);
 }
 
 __device__ __forceinline__ void bulk_load(u32 to, const void *from, u32 bytes, u64 *barrier)

@@ -5,20 +5,23 @@
 
 #include "common.cuh"
 
+constexpr int TENSOR_CTAS = config::CLUSTER;
+
 template <int COLUMNS> __device__ __forceinline__ void tmem_allocate(u32 to)
 {
-    uint32_t arguments[2] = {to, COLUMNS};
+    uint32_t arguments[3] = {to, COLUMNS, TENSOR_CTAS};
     model->collective(MODEL_TENSOR_ALLOCATE, 0xffffffffu, arguments);
 }
 
 __device__ __forceinline__ void tmem_relinquish()
 {
-    model->collective(MODEL_TENSOR_RELINQUISH, 0xffffffffu, nullptr);
+    uint32_t arguments[3] = {0, 0, TENSOR_CTAS};
+    model->collective(MODEL_TENSOR_RELINQUISH, 0xffffffffu, arguments);
 }
 
 template <int COLUMNS> __device__ __forceinline__ void tmem_free(u32 address)
 {
-    uint32_t arguments[2] = {address, COLUMNS};
+    uint32_t arguments[3] = {address, COLUMNS, TENSOR_CTAS};
     model->collective(MODEL_TENSOR_FREE, 0xffffffffu, arguments);
 }
 
@@ -61,28 +64,34 @@ __device__ __forceinline__ u64 tcgen05_descriptor(u64 wgmma_descriptor)
     return wgmma_descriptor | 1ull << 46;
 }
 
-__device__ constexpr u32 tcgen05_instruction(int columns, bool b_n_major, bool a_m_major = false)
+__device__ constexpr u32 tcgen05_instruction(int columns, bool b_n_major, bool a_m_major = false,
+                                             int rows = 128 * TENSOR_CTAS)
 {
     const u32 type = config::DTYPE == ATTUNE_CUDA_BF16 ? 1 : 0;
     return 1u << 4 | type << 7 | type << 10 | (a_m_major ? 1u : 0u) << 15 | (b_n_major ? 1u : 0u) << 16 |
-           (u32)columns / 8 << 17 | 128u / 16 << 24;
+           (u32)columns / 8 << 17 | (u32)rows / 16 << 24;
 }
 
 __device__ __forceinline__ void tcgen05_ss(u32 d, u64 a, u64 b, u32 instruction, int add)
 {
-    const model_tcgen05 m = {d, 0, a, b, instruction, 0, add != 0};
+    const model_tcgen05 m = {d, 0, a, b, instruction, 0, add != 0, TENSOR_CTAS};
     model->tcgen05(&m);
 }
 
 __device__ __forceinline__ void tcgen05_ts(u32 d, u32 a, u64 b, u32 instruction, int add)
 {
-    const model_tcgen05 m = {d, a, 0, b, instruction, 1, add != 0};
+    const model_tcgen05 m = {d, a, 0, b, instruction, 1, add != 0, TENSOR_CTAS};
     model->tcgen05(&m);
 }
 
 __device__ __forceinline__ void tcgen05_commit(u64 *barrier)
 {
-    model->tcgen05_commit(shared_address(barrier));
+    model->tcgen05_commit(shared_address(barrier), TENSOR_CTAS, 0);
+}
+
+__device__ __forceinline__ void tcgen05_commit_pair(u64 *barrier)
+{
+    model->tcgen05_commit(shared_address(barrier), TENSOR_CTAS, 3);
 }
 
 #endif

@@ -3,7 +3,8 @@
  * Tensor memory, and tcgen05's instructions on it. Of each cell, four bytes of a lane and a column, the last write and
  * the reads since then are known. Accesses by two threads are in order only if the first has been waited for, and a
  * tcgen05.fence::before_thread_sync, a barrier and a tcgen05.fence::after_thread_sync are between. Products are an
- * agent of their own, of the warp whose thread issues them: a commit publishes their clock at its mbarrier.
+ * agent of their own, of the warp whose thread issues them: a commit publishes their clock at its mbarrier. Those of a
+ * pair of CTAs read the shared memory and write the tensor memory of both.
  */
 #include <math.h>
 #include <stdio.h>
@@ -39,15 +40,26 @@ typedef struct transfer {
 typedef struct operation {
     model_tcgen05 m;
     uint32_t barrier, sequence; /* of a commit; of the warp's products */
+    cta *by;
     int warp;
     bool commit;
-    uint32_t copied[MODEL_MBARRIERS]; /* of a commit: what its thread knew of asynchronous copies */
+    uint32_t mask;                                /* of a commit: the ranks at whose barriers it arrives */
+    uint32_t copied[MODEL_CTAS][MODEL_MBARRIERS]; /* of a commit: what its thread knew of asynchronous copies */
     void *pc;
 } operation;
 
-static tensor_cell (*cells)[COLUMNS];
-static uint16_t owner[COLUMNS / UNIT]; /* 1 + warp that allocated them, or 0 */
-static bool relinquished, used;
+/* Of a CTA. */
+typedef struct tensor_memory {
+    tensor_cell (*cells)[COLUMNS];
+    uint16_t owner[COLUMNS / UNIT]; /* 1 + warp that allocated them, or 0 */
+    bool relinquished, used;
+    /* The last tcgen05.alloc or dealloc with .cta_group::2, which one warp of each CTA of the pair executes. */
+    uint32_t met, columns;
+    model_collective kind;
+} tensor_memory;
+
+static tensor_memory memories[MODEL_CTAS];
+static int group; /* the .cta_group of the kernel's instructions; 0: none yet */
 static transfer *transfers;
 static size_t transfer_count, transfer_space;
 static operation *operations;
@@ -66,12 +78,15 @@ static void *grow(void *list, size_t count, size_t *space, size_t size)
 
 void model_tensor_begin(void)
 {
-    if (!cells)
-        cells = malloc(LANES * sizeof *cells);
-    if (!cells)
-        abort();
-    memset(owner, 0, sizeof owner);
-    relinquished = used = false;
+    for (int i = 0; i < model_launch->ctas; i++) {
+        tensor_cell(*cells)[COLUMNS] = memories[i].cells;
+        if (!cells)
+            cells = malloc(LANES * sizeof *cells);
+        if (!cells)
+            abort();
+        memories[i] = (tensor_memory){.cells = cells};
+    }
+    group = 0;
     transfer_count = operation_count = 0;
 }
 
@@ -79,9 +94,10 @@ void model_tensor_end(void)
 {
     if (operation_count)
         model_report_end("%zu tcgen05.mma and commits are in flight when the CTA ends", operation_count);
-    for (int i = 0; used && i < COLUMNS / UNIT; i++)
-        if (owner[i])
-            model_report_end("column %d of tensor memory is allocated when the CTA ends", i * UNIT);
+    for (int rank = 0; rank < model_launch->ctas; rank++)
+        for (int i = 0; memories[rank].used && i < COLUMNS / UNIT; i++)
+            if (memories[rank].owner[i])
+                model_report_end("column %d of tensor memory is allocated when the CTA ends", i * UNIT);
 }
 
 size_t model_tensor_pending(void)
@@ -101,11 +117,24 @@ static _Noreturn void report_cell(const char *what, uint32_t lane, uint32_t colu
                  place);
 }
 
-static tensor_cell *cell_at(const char *what, uint32_t lane, uint32_t column, void *pc)
+static tensor_cell *cell_at(const cta *in, const char *what, uint32_t lane, uint32_t column, void *pc)
 {
-    if (column >= COLUMNS || lane >= LANES || !owner[column / UNIT])
-        report_cell(what, lane, column, "which is not allocated", NULL, pc);
-    return &cells[lane][column];
+    const tensor_memory *memory = &memories[in->rank];
+    if (column >= COLUMNS || lane >= LANES || !memory->owner[column / UNIT])
+        report_cell(what, lane, column,
+                    in == model_cta ? "which is not allocated" : "which the pair's other CTA has not allocated", NULL,
+                    pc);
+    return &memory->cells[lane][column];
+}
+
+/* "All tcgen05 instructions within a kernel must specify the same value for the .cta_group qualifier." */
+static void check_group(int ctas, void *pc)
+{
+    if (group && group != ctas)
+        model_report(pc, "a kernel has tcgen05 instructions of .cta_group::1 and of .cta_group::2");
+    if (ctas > model_launch->ctas)
+        model_report(pc, "tcgen05 with .cta_group::2 in a kernel without a cluster of two CTAs");
+    group = ctas;
 }
 
 /* Whether an access is ordered before the thread's to tensor memory: its own are, and those that fences order. */
@@ -175,12 +204,48 @@ static void note_write(tensor_cell *c, int agent, uint32_t clock, uint32_t accum
 
 /* ------------------------------------------------------------------------------------------------------- allocation */
 
+/* "Issue Granularity": with .cta_group::2 one warp of each CTA of the pair allocates and frees. They wait for each
+ * other, which orders nothing else. */
+static void meet(const warp *w, int first, uint32_t columns)
+{
+    static const char what[] = "the tcgen05.alloc or dealloc of the pair's other CTA",
+                      of_lanes[] = "the tcgen05.alloc or dealloc of the pair's other CTA, too";
+    tensor_memory *mine = &memories[model_cta->rank], *peer = &memories[model_cta->rank ^ 1];
+    const uint32_t met = ++mine->met;
+    mine->columns = columns;
+    mine->kind = w->kind;
+    if (peer->met >= met)
+        for (int i = 0; i < MODEL_THREADS; i++)
+            if (model_threads[i].state == THREAD_WAITING && model_threads[i].waits_for == what)
+                model_threads[i].state = THREAD_READY;
+    for (int i = 0; i < 32; i++)
+        model_cta->thread[first + i].waits_for = of_lanes;
+    while (peer->met < met)
+        model_wait(what, w->pc);
+    if (peer->met == met && (peer->columns != columns || peer->kind != w->kind))
+        model_report(w->pc, "the CTAs of a pair allocate or free other tensor memory: %u and %u columns", columns,
+                     peer->columns);
+}
+
+/* Accesses to what is freed have been waited for and happened before. */
+static void check_freed(const cta *in, uint32_t begin, uint32_t columns, void *pc)
+{
+    for (uint32_t i = begin; i < begin + columns; i++)
+        for (uint32_t lane = 0; lane < LANES; lane++) {
+            const tensor_cell *c = cell_at(in, "frees", lane, i, pc);
+            check_writer(model_now, c, "frees", lane, i, pc);
+            check_readers(model_now, c, "frees", lane, i, pc);
+        }
+}
+
 /* tcgen05.alloc, relinquish_alloc_permit and dealloc, by whole warps. */
 void model_tensor_allocation(warp *w, int first)
 {
     const uint32_t *m = w->arguments[0];
+    tensor_memory *memory = &memories[model_cta->rank];
+    check_group((int)m[2], w->pc);
     if (w->kind == MODEL_TENSOR_RELINQUISH) {
-        relinquished = true;
+        memory->relinquished = true;
         return;
     }
     const uint32_t columns = m[1];
@@ -192,22 +257,24 @@ void model_tensor_allocation(warp *w, int first)
             model_report(w->pc, "lanes 0 and %d of a warp allocate or free other tensor memory", lane);
     const uint16_t mine = (uint16_t)(1 + first / 32);
     if (w->kind == MODEL_TENSOR_ALLOCATE) {
-        if (relinquished)
+        if (memory->relinquished)
             model_report(w->pc, "allocates tensor memory after tcgen05.relinquish_alloc_permit");
+        if (m[2] == 2)
+            meet(w, first, columns);
         uint32_t at = 0;
-        while (at < COLUMNS && owner[at / UNIT])
+        while (at < COLUMNS && memory->owner[at / UNIT])
             at += columns;
         if (at >= COLUMNS)
             model_report(w->pc, "%u columns of tensor memory are not free", columns);
         for (uint32_t i = at; i < at + columns; i++) {
-            owner[i / UNIT] = mine;
+            memory->owner[i / UNIT] = mine;
             for (int lane = 0; lane < LANES; lane++) {
-                cells[lane][i] = (tensor_cell){.value = UINT32_MAX, .writer = NOBODY};
+                memory->cells[lane][i] = (tensor_cell){.value = UINT32_MAX, .writer = NOBODY};
                 for (int r = 0; r < READERS; r++)
-                    cells[lane][i].reader[r] = NOBODY;
+                    memory->cells[lane][i].reader[r] = NOBODY;
             }
         }
-        used = true;
+        memory->used = true;
         thread *caller = model_now;
         model_now = &model_cta->thread[first];
         model_shared_access(m[0], 4, true, w->pc);
@@ -215,18 +282,16 @@ void model_tensor_allocation(warp *w, int first)
         model_now = caller;
         return;
     }
-    /* tcgen05.dealloc: accesses have been waited for and happened before. */
+    /* tcgen05.dealloc; with .cta_group::2 each of the two warps frees what both CTAs may still use. */
     if (m[0] >> 16 || m[0] % UNIT || m[0] + columns > COLUMNS)
         model_report(w->pc, "frees %u columns of tensor memory at 0x%08x", columns, m[0]);
-    const thread *t = model_now;
-    for (uint32_t i = m[0]; i < m[0] + columns; i++)
-        for (uint32_t lane = 0; lane < LANES; lane++) {
-            const tensor_cell *c = cell_at("frees", lane, i, w->pc);
-            check_writer(t, c, "frees", lane, i, w->pc);
-            check_readers(t, c, "frees", lane, i, w->pc);
-        }
+    check_freed(model_cta, m[0], columns, w->pc);
+    if (m[2] == 2) {
+        check_freed(&model_ctas[model_cta->rank ^ 1], m[0], columns, w->pc);
+        meet(w, first, columns);
+    }
     for (uint32_t i = m[0]; i < m[0] + columns; i += UNIT)
-        owner[i / UNIT] = 0;
+        memory->owner[i / UNIT] = 0;
 }
 
 /* tcgen05.fence::before_thread_sync and after_thread_sync. Clocks have a third part, of what is fenced: barriers hand
@@ -254,7 +319,7 @@ void model_tensor_fence(int after)
 static void perform(transfer *t)
 {
     for (uint32_t i = 0; i < t->count; i++) {
-        tensor_cell *c = &cells[t->lane][t->column + i];
+        tensor_cell *c = &memories[t->by->cta->rank].cells[t->lane][t->column + i];
         if (t->store)
             c->value = t->values[i];
         else
@@ -288,7 +353,7 @@ void model_tensor_transfer(warp *w, int first)
                         .to = m->r,
                         .pc = w->pc};
         for (uint32_t i = 0; i < m->count; i++) {
-            tensor_cell *c = cell_at(what, t->lane, t->column + i, w->pc);
+            tensor_cell *c = cell_at(model_cta, what, t->lane, t->column + i, w->pc);
             if (store) {
                 check_writer(model_now, c, what, t->lane, t->column + i, w->pc);
                 check_readers(model_now, c, what, t->lane, t->column + i, w->pc);
@@ -317,14 +382,14 @@ void model_tensor_wait(const warp *w, int first)
     size_t left = 0;
     for (size_t i = 0; i < transfer_count; i++) {
         transfer *t = &transfers[i];
-        if (t->store != store || t->by->index / 32 != first / 32) {
+        if (t->store != store || t->by->cta != model_cta || t->by->index / 32 != first / 32) {
             transfers[left++] = *t;
             continue;
         }
         if (!t->done)
             perform(t);
         for (uint32_t j = 0; j < t->count; j++) {
-            tensor_cell *c = &cells[t->lane][t->column + j];
+            tensor_cell *c = &memories[model_cta->rank].cells[t->lane][t->column + j];
             if (store) {
                 c->storing--;
                 note_write(c, t->by->agent, t->by->clock[t->by->agent], UINT32_MAX, 0, t->pc);
@@ -360,9 +425,30 @@ static uint32_t columns_of(const model_tcgen05 *m)
     return (m->instruction >> 17 & 63) * 8;
 }
 
+/* Rows of A and D in all CTAs. */
+static uint32_t rows_of(const model_tcgen05 *m)
+{
+    return (m->instruction >> 24 & 31) * 16;
+}
+
 static bool a_m_major(const model_tcgen05 *m)
 {
     return m->instruction >> 15 & 1;
+}
+
+/*
+ * "Data Path Layout Organization": of 128 rows of a CTA (layouts D, and A of a pair) row i is lane i. Of a pair's 128
+ * rows each CTA has 64, and lanes 64 to 127 have the second half of their columns (layout B).
+ */
+static bool is_folded(const model_tcgen05 *m)
+{
+    return m->ctas == 2 && rows_of(m) == LANES;
+}
+
+/* Columns of tensor memory that D has in a CTA. */
+static uint32_t d_columns(const model_tcgen05 *m)
+{
+    return columns_of(m) / (is_folded(m) ? 2 : 1);
 }
 
 /* "Shared memory descriptor" */
@@ -374,15 +460,29 @@ static model_operand operand_of(uint64_t d, void *pc)
     return model_operand_of(d);
 }
 
+/* "Matrix Shape" */
 static void check_instruction(const model_tcgen05 *m, void *pc)
 {
-    const uint32_t i = m->instruction, n = columns_of(m);
+    const uint32_t i = m->instruction, n = columns_of(m), rows = rows_of(m);
     if ((i & 15) || (i >> 4 & 3) != 1 || (i >> 6 & 1) || (i >> 7 & 7) > 1 || (i >> 7 & 7) != (i >> 10 & 7) ||
         (i >> 13 & 3) || (i >> 23 & 1) || i >> 29)
         model_report(pc, "tcgen05's instruction descriptor 0x%08x is not of float32 sums of f16 or bf16", i);
-    if ((i >> 24 & 31) != 8 || !n || n > 256 || n % 16)
+    if (m->ctas == 2 && ((rows != 128 && rows != 256) || !n || n > 256 || n % 32))
+        model_report(pc,
+                     "tcgen05.mma of %u x %u by a pair of CTAs: it has 128 or 256 rows, and columns are multiples of "
+                     "32 up to 256",
+                     rows, n);
+    if (m->ctas == 1 && (rows != 128 || !n || n > 256 || n % 16))
         model_report(pc, "tcgen05.mma of %u x %u: the model has 128 rows, and columns are multiples of 16 up to 256",
-                     (i >> 24 & 31) * 16, n);
+                     rows, n);
+}
+
+/* "Issue Granularity": one thread of a pair issues its products and commits, which is one of the CTA of even rank. */
+static void check_issuer(int ctas, void *pc)
+{
+    check_group(ctas, pc);
+    if (ctas == 2 && model_cta->rank)
+        model_report(pc, "the CTA of odd rank issues tcgen05 instructions of its pair, which that of even rank issues");
 }
 
 static void queue(const operation *made)
@@ -391,41 +491,41 @@ static void queue(const operation *made)
     operations[operation_count++] = *made;
 }
 
-/* tcgen05.mma of 128 rows: row i is lane i of D, and of A in tensor memory, which has two elements to a column. */
-void model_tcgen05_issue(const model_tcgen05 *m)
+/* The operands that a product reads in the shared memory of one CTA: all rows of A that it has, and of a pair's B half
+ * the columns. */
+static void read_shared(cta *in, const model_tcgen05 *m, uint32_t sequence, void *pc)
 {
-    void *pc = __builtin_return_address(0);
-    thread *me = model_now;
-    warp *w = &model_cta->warps[me->index / 32];
-    const int agent = model_cta->first_agent + (int)model_launch->dimensions.x + me->index / 32;
-    check_instruction(m, pc);
-    if (w->tensor_sequence && w->tensor_thread != me->index)
-        model_report(pc, "the model has one thread of a warp that issues tcgen05.mma: here %d and %d", w->tensor_thread,
-                     me->index);
-    w->tensor_thread = me->index;
-    const uint32_t sequence = ++w->tensor_sequence, n = columns_of(m);
+    const thread *me = model_now;
+    const int by = me->cta->rank, reader = me->index / 32;
     finding f = {.kind = FOUND_NOTHING};
-    if (m->d >> 16)
-        model_report(pc, "D of tcgen05.mma of 128 rows is at lane %u", m->d >> 16);
     const model_operand b = operand_of(m->descriptor_b, pc);
-    model_operand_read(me->index / 32, &b, !(m->instruction >> 16 & 1), 0, (int)n, sequence, me->clock, &f, pc);
+    model_operand_read(in, by, reader, &b, !(m->instruction >> 16 & 1), 0, (int)columns_of(m) / m->ctas, sequence,
+                       me->clock, &f, pc);
     if (!m->tensor_a) {
         const model_operand a = operand_of(m->descriptor_a, pc);
-        model_operand_read(me->index / 32, &a, !a_m_major(m), 0, LANES, sequence, me->clock, &f, pc);
-    } else if (m->a >> 16 || a_m_major(m)) {
-        model_report(pc, "A of tcgen05.mma in tensor memory is at lane %u, or M-major", m->a >> 16);
+        model_operand_read(in, by, reader, &a, !a_m_major(m), 0, (int)rows_of(m) / m->ctas, sequence, me->clock, &f,
+                           pc);
+    } else if (m->a >> 16 || a_m_major(m) || is_folded(m)) {
+        model_report(pc, "A of tcgen05.mma in tensor memory is at lane %u, or M-major, or 64 rows of a CTA",
+                     m->a >> 16);
     }
     if (f.kind)
         model_report_finding(&f, "multiplies", pc);
+}
+
+/* The same of tensor memory. */
+static void use_tensor(const cta *in, const model_tcgen05 *m, int agent, uint32_t sequence, void *pc)
+{
+    const thread *me = model_now;
     for (uint32_t lane = 0; lane < LANES; lane++) {
         for (uint32_t i = 0; m->tensor_a && i < 8; i++) {
-            tensor_cell *c = cell_at("multiplies", lane, (m->a & 0xffff) + i, pc);
+            tensor_cell *c = cell_at(in, "multiplies", lane, (m->a & 0xffff) + i, pc);
             check_read(me, c, "multiplies", lane, (m->a & 0xffff) + i, pc);
             note_read(c, agent, sequence, pc);
         }
-        for (uint32_t i = 0; i < n; i++) {
+        for (uint32_t i = 0; i < d_columns(m); i++) {
             const uint32_t column = m->d + i;
-            tensor_cell *c = cell_at("accumulates", lane, column, pc);
+            tensor_cell *c = cell_at(in, "accumulates", lane, column, pc);
             /* "Pipelined tcgen05 instructions": products with the same accumulator and shape are in order. */
             const bool pipelined = c->writer == agent && c->accumulator == m->d && c->shape == m->instruction;
             if (!pipelined)
@@ -436,24 +536,54 @@ void model_tcgen05_issue(const model_tcgen05 *m)
             note_write(c, agent, sequence, m->d, m->instruction, pc);
         }
     }
-    queue(&(operation){.m = *m, .sequence = sequence, .warp = me->index / 32, .pc = pc});
 }
 
-static int first_mbarrier(void)
+/* tcgen05.mma. A in tensor memory has two elements to a column. A pair's CTA of rank 0 has the first rows of A and D
+ * and the first columns of B, at the same addresses as the other CTA. */
+void model_tcgen05_issue(const model_tcgen05 *m)
 {
-    return model_cta->first_agent + (int)model_launch->dimensions.x + model_readers;
+    void *pc = __builtin_return_address(0);
+    thread *me = model_now;
+    warp *w = &model_cta->warps[me->index / 32];
+    const int agent = model_cta->first_agent + (int)model_launch->dimensions.x + me->index / 32;
+    check_issuer(m->ctas, pc);
+    check_instruction(m, pc);
+    if (w->tensor_sequence && w->tensor_thread != me->index)
+        model_report(pc, "the model has one thread of a warp that issues tcgen05.mma: here %d and %d", w->tensor_thread,
+                     me->index);
+    w->tensor_thread = me->index;
+    const uint32_t sequence = ++w->tensor_sequence;
+    if (m->d >> 16)
+        model_report(pc, "D of tcgen05.mma of 128 rows is at lane %u", m->d >> 16);
+    for (int i = 0; i < m->ctas; i++)
+        read_shared(&model_ctas[model_cta->rank ^ i], m, sequence, pc);
+    for (int i = 0; i < m->ctas; i++)
+        use_tensor(&model_ctas[model_cta->rank ^ i], m, agent, sequence, pc);
+    queue(&(operation){.m = *m, .sequence = sequence, .by = model_cta, .warp = me->index / 32, .pc = pc});
 }
 
 /* tcgen05.commit. Products are after the copies whose barriers their thread has waited at, and so is its arrival. It
- * does not publish what the thread itself has read or written. */
-void model_tcgen05_commit(uint32_t barrier)
+ * does not publish what the thread itself has read or written. With .multicast::cluster it arrives at the barriers at
+ * the same address of all CTAs of the mask. */
+void model_tcgen05_commit(uint32_t barrier, int ctas, uint32_t mask)
 {
     void *pc = __builtin_return_address(0);
     const warp *w = &model_cta->warps[model_now->index / 32];
-    model_barrier_signalled(barrier, pc);
-    operation made = {
-        .barrier = barrier, .sequence = w->tensor_sequence, .warp = model_now->index / 32, .commit = true, .pc = pc};
-    memcpy(made.copied, model_now->clock + first_mbarrier(), sizeof made.copied);
+    check_issuer(ctas, pc);
+    if (mask >> model_launch->ctas)
+        model_report(pc, "tcgen05.commit to the CTAs 0x%x of a cluster of %d", mask, model_launch->ctas);
+    operation made = {.barrier = barrier,
+                      .sequence = w->tensor_sequence,
+                      .by = model_cta,
+                      .warp = model_now->index / 32,
+                      .commit = true,
+                      .mask = mask ? mask : 1u << model_cta->rank,
+                      .pc = pc};
+    for (int rank = 0; rank < model_launch->ctas; rank++) {
+        memcpy(made.copied[rank], model_now->clock + model_first_mbarrier(&model_ctas[rank]), sizeof made.copied[rank]);
+        if (made.mask >> rank & 1)
+            model_barrier_signalled(&model_ctas[rank], barrier, pc);
+    }
     queue(&made);
 }
 
@@ -470,32 +600,45 @@ static float of_half_word(uint32_t word, int high, bool brain)
     return brain ? of_bits(bits << 16) : model_half(bits);
 }
 
-static void multiply(const operation *o)
+/* A row of A of the CTA, of which a pair's has the second half of B's columns only where it is folded. */
+static void multiply_row(const cta *in, const operation *o, uint32_t lane, float (*b)[256])
 {
-    static float a[LANES][16], b[16][256];
     const model_tcgen05 *m = &o->m;
-    const bool brain = m->instruction >> 7 & 1, n_major = m->instruction >> 16 & 1;
-    const uint32_t n = columns_of(m);
-    const model_operand left = model_operand_of(m->descriptor_a), right = model_operand_of(m->descriptor_b);
+    const bool brain = m->instruction >> 7 & 1;
+    const model_operand left = model_operand_of(m->descriptor_a);
+    tensor_cell *cells = memories[in->rank].cells[lane];
+    const uint32_t n = d_columns(m), row = is_folded(m) ? lane % 64 : lane, first = is_folded(m) ? lane / 64 * n : 0;
+    float a[16];
+    double sums[256];
+    for (int k = 0; k < 16; k++)
+        a[k] = m->tensor_a ? of_half_word(cells[(m->a & 0xffff) + (uint32_t)k / 2].value, k % 2, brain)
+                           : model_operand_element(in, &left, !a_m_major(m), (int)row, k, brain);
+    for (uint32_t i = 0; i < n; i++)
+        sums[i] = m->add ? (double)of_bits(cells[m->d + i].value) : 0.0;
     for (int k = 0; k < 16; k++)
         for (uint32_t i = 0; i < n; i++)
-            b[k][i] = model_operand_element(&right, !n_major, (int)i, k, brain);
-    for (uint32_t lane = 0; lane < LANES; lane++)
-        for (int k = 0; k < 16; k++)
-            a[lane][k] = m->tensor_a ? of_half_word(cells[lane][(m->a & 0xffff) + (uint32_t)k / 2].value, k % 2, brain)
-                                     : model_operand_element(&left, !a_m_major(m), (int)lane, k, brain);
-    for (uint32_t lane = 0; lane < LANES; lane++) {
-        double sums[256];
-        for (uint32_t i = 0; i < n; i++)
-            sums[i] = m->add ? (double)of_bits(cells[lane][m->d + i].value) : 0.0;
-        for (int k = 0; k < 16; k++)
-            for (uint32_t i = 0; i < n; i++)
-                sums[i] += (double)a[lane][k] * (double)b[k][i];
-        for (uint32_t i = 0; i < n; i++) {
-            const float x = model_truncated(sums[i]);
-            memcpy(&cells[lane][m->d + i].value, &x, sizeof x);
-        }
+            sums[i] += (double)a[k] * (double)b[k][first + i];
+    for (uint32_t i = 0; i < n; i++) {
+        const float x = model_truncated(sums[i]);
+        memcpy(&cells[m->d + i].value, &x, sizeof x);
     }
+}
+
+static void multiply(const operation *o)
+{
+    static float b[16][256];
+    const model_tcgen05 *m = &o->m;
+    const bool brain = m->instruction >> 7 & 1, n_major = m->instruction >> 16 & 1;
+    const uint32_t each = columns_of(m) / (uint32_t)m->ctas;
+    const model_operand right = model_operand_of(m->descriptor_b);
+    for (uint32_t i = 0; i < columns_of(m); i++) {
+        const cta *in = m->ctas == 2 ? &model_ctas[i / each] : o->by;
+        for (int k = 0; k < 16; k++)
+            b[k][i] = model_operand_element(in, &right, !n_major, (int)(i % each), k, brain);
+    }
+    for (int i = 0; i < m->ctas; i++)
+        for (uint32_t lane = 0; lane < LANES; lane++)
+            multiply_row(&model_ctas[o->by->rank ^ i], o, lane, b);
 }
 
 bool model_tensor_complete(void)
@@ -504,9 +647,13 @@ bool model_tensor_complete(void)
         return false;
     const operation o = operations[0];
     memmove(operations, operations + 1, --operation_count * sizeof *operations);
-    if (!o.commit)
+    if (!o.commit) {
         multiply(&o);
-    else
-        model_barrier_committed(o.barrier, (int)model_launch->dimensions.x + o.warp, o.sequence, o.copied);
+        return true;
+    }
+    for (int rank = 0; rank < model_launch->ctas; rank++)
+        if (o.mask >> rank & 1)
+            model_barrier_committed(&model_ctas[rank], o.barrier,
+                                    o.by->first_agent + (int)model_launch->dimensions.x + o.warp, o.sequence, o.copied);
     return true;
 }

@@ -45,16 +45,16 @@ static uint32_t address_of(const model_operand *d, bool k_major, int i, int k)
 }
 
 /* Marks an operand as read: 16 bytes at a time, which the swizzle keeps together. */
-void model_operand_read(int reader, const model_operand *d, bool k_major, int first, int count, uint32_t clock,
-                        const uint32_t *as, finding *f, void *pc)
+void model_operand_read(cta *in, int rank, int reader, const model_operand *d, bool k_major, int first, int count,
+                        uint32_t clock, const uint32_t *as, finding *f, void *pc)
 {
     const int rows = k_major ? count : 16, chunks = k_major ? 2 : count / 8;
     for (int row = 0; row < rows; row++)
         for (int chunk = 0; chunk < chunks; chunk++) {
             const uint32_t at =
                 k_major ? address_of(d, true, first + row, chunk * 8) : address_of(d, false, first + chunk * 8, row);
-            model_shared_bytes(model_cta, at, 16, pc);
-            model_async_read(model_cta, at, 16, reader, clock, as, f, pc);
+            model_shared_bytes(in, at, 16, pc);
+            model_async_read(in, at, 16, rank, reader, clock, as, f, pc);
         }
 }
 
@@ -70,9 +70,9 @@ static float element(const unsigned char *shared, uint32_t at, bool brain)
     return x;
 }
 
-float model_operand_element(const model_operand *o, bool k_major, int i, int k, bool brain)
+float model_operand_element(const cta *in, const model_operand *o, bool k_major, int i, int k, bool brain)
 {
-    return element(model_cta->shared, address_of(o, k_major, i, k), brain);
+    return element(in->shared, address_of(o, k_major, i, k), brain);
 }
 
 static float of_register(uint32_t word, int high, bool brain)
@@ -95,11 +95,12 @@ static void compute(const warp *w, const pending_wgmma *p)
     const model_operand left = model_operand_of(m->descriptor_a), right = decode(m->descriptor_b, p->pc);
     for (int k = 0; k < 16; k++)
         for (int n = 0; n < m->columns; n++)
-            b[k][n] = model_operand_element(&right, !m->n_major, n, k, m->brain);
+            b[k][n] = model_operand_element(model_cta, &right, !m->n_major, n, k, m->brain);
     for (int row = 0; row < 16; row++)
         for (int k = 0; k < 16; k++)
-            a[row][k] = m->a ? of_register(p->lane[row % 8 * 4 + k % 8 / 2].a[k / 8 * 2 + row / 8], k % 2, m->brain)
-                             : model_operand_element(&left, !m->m_major, index_of(w) % 4 * 16 + row, k, m->brain);
+            a[row][k] =
+                m->a ? of_register(p->lane[row % 8 * 4 + k % 8 / 2].a[k / 8 * 2 + row / 8], k % 2, m->brain)
+                     : model_operand_element(model_cta, &left, !m->m_major, index_of(w) % 4 * 16 + row, k, m->brain);
     for (int row = 0; row < 16; row++) {
         for (int n = 0; n < m->columns; n++)
             sums[n] = m->add ? (double)p->lane[row % 8 * 4 + n % 8 / 2].d[n / 8 * 4 + row / 8 * 2 + n % 2] : 0.0;
@@ -231,10 +232,12 @@ void model_wgmma_issue(warp *w, int first)
     const uint32_t *as = common_clock(first);
     if (!m->a) {
         const model_operand left = decode(m->descriptor_a, p->pc);
-        model_operand_read(index_of(w), &left, !m->m_major, index_of(w) % 4 * 16, 16, p->group + 1, as, &f, p->pc);
+        model_operand_read(model_cta, model_cta->rank, index_of(w), &left, !m->m_major, index_of(w) % 4 * 16, 16,
+                           p->group + 1, as, &f, p->pc);
     }
     const model_operand right = decode(m->descriptor_b, p->pc);
-    model_operand_read(index_of(w), &right, !m->n_major, 0, m->columns, p->group + 1, as, &f, p->pc);
+    model_operand_read(model_cta, model_cta->rank, index_of(w), &right, !m->n_major, 0, m->columns, p->group + 1, as,
+                       &f, p->pc);
     if (f.kind)
         taint(p->into, &f, "multiplies", p->pc);
     w->pending_count++;
