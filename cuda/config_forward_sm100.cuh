@@ -50,16 +50,21 @@ struct forward_config {
     static constexpr u32 SCHEDULER_LANES = (1u << BLOCK_LISTS) - 1;
     static constexpr int QUEUE_STAGES = 4;
 
-    /* Warp groups: the producers, the softmax of each 128 rows, and one whose first warp issues products. */
-    static constexpr int SOFTMAX_WARPS = 4 * GROUPS, MMA_WARP = 4 + SOFTMAX_WARPS;
+    /* Warp groups: the producers, the softmax of each 128 rows, the correction, if there is one, and one whose first
+     * warp issues products. */
+    static constexpr bool CORRECTS = attune_cuda_forward_sm100_corrects(BLOCK_M);
+    static constexpr int SOFTMAX_WARPS = 4 * GROUPS, CORRECTION_WARPS = CORRECTS ? 4 : 0;
+    static constexpr int CORRECTION_WARP = 4 + SOFTMAX_WARPS, MMA_WARP = CORRECTION_WARP + CORRECTION_WARPS;
+    /* Those that access tensor memory, and the warp that frees it after them. */
+    static constexpr int TMEM_THREADS = (SOFTMAX_WARPS + CORRECTION_WARPS + 1) * 32;
     /* Commits release stages: the CTA must not end before they have arrived. */
     static constexpr bool DRAINS = true;
     /* The scan warps wait for V of every key tile and release it, so that with one stage, too, they are never a phase
      * behind. */
     static constexpr bool SCAN_RELEASES_V = SCANS_V;
-    /* setmaxnreg's; together the warp groups have the 65536 of an SM. */
-    static constexpr int OTHER_REGISTERS = GROUPS == 2 ? 72 : 72;
-    static constexpr int SOFTMAX_REGISTERS = GROUPS == 2 ? 184 : 248;
+    /* setmaxnreg's. Together the warp groups have those of the launch: 96 for each of 640 threads, 168 for 384. */
+    static constexpr int PRODUCER_REGISTERS = CORRECTS ? 48 : 72, MMA_REGISTERS = CORRECTS ? 48 : 72;
+    static constexpr int CORRECTION_REGISTERS = 64, SOFTMAX_REGISTERS = CORRECTS ? 160 : 248;
 
     /* Shared memory and tensor memory (layout_sm100.h). */
     static constexpr attune_cuda_forward_tma_layout LAYOUT = attune_cuda_forward_sm100(TILE);
@@ -67,11 +72,15 @@ struct forward_config {
     static constexpr u32 Q_BYTES = LAYOUT.q_buffer, K_BYTES = LAYOUT.k_stage, V_BYTES = LAYOUT.v_stage;
     static constexpr int Q_BUFFERS = LAYOUT.q_buffers;
     static constexpr u32 K_OFFSET = LAYOUT.k, V_OFFSET = LAYOUT.v, CONTROL_OFFSET = LAYOUT.control;
-    static constexpr u32 KEY_TERMS_OFFSET = LAYOUT.key_terms;
+    static constexpr u32 ROWS_OFFSET = LAYOUT.rows, KEY_TERMS_OFFSET = LAYOUT.key_terms;
     static constexpr int TMEM_COLUMNS = (int)LAYOUT.columns;
     static constexpr u32 GROUP_COLUMNS = LAYOUT.group_columns, O_COLUMN = BLOCK_N;
 
-    static_assert(THREADS == 128 * (GROUPS + 2), "producers, a warp group for each 128 rows, and that of the products");
+    static_assert(WARPS == attune_cuda_forward_sm100_warps(BLOCK_M), "the warp groups");
+    static_assert(PRODUCER_REGISTERS + GROUPS * SOFTMAX_REGISTERS + (CORRECTS ? CORRECTION_REGISTERS : 0) +
+                          MMA_REGISTERS <=
+                      65536 / THREADS / 8 * 8 * (WARPS / 4),
+                  "the launch's registers");
     static_assert(BLOCK_M % 128 == 0 && BLOCK_N % LOAD_COLUMNS == 0, "whole warp groups, and loads of S");
     static_assert(TMEM_COLUMNS <= ATTUNE_CUDA_TENSOR_COLUMNS, "tensor memory");
     static_assert(planned(LAYOUT.size));

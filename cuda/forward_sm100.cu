@@ -6,40 +6,37 @@
  * A persistent CTA has the producers of Hopper's kernel (producer_sm90.cuh), a softmax warp group for each 128 rows of
  * a query tile, and a thread that issues all products. S, P and O are in tensor memory, where a softmax thread has the
  * lane of its row. For each 128 rows the order is S = Q K, softmax, O += P V, and the next S, which takes the place of
- * P. With two such groups the products of one run under the softmax of the other.
+ * P. With two such groups the products of one run under the softmax of the other, and a correction warp group rescales
+ * O and stores it (correction_sm100.cuh).
  *
  * For each key tile a group has two handovers: the products' commit says that S is complete, and with it P V of the key
- * tile before; the softmax warps say that P is in tensor memory and O rescaled. A third says at the end of a query tile
- * that O is complete.
+ * tile before; the softmax warps say that P is in tensor memory, and they or the correction that O is rescaled. A third
+ * says at the end of a query tile that O is complete. The correction has the factor of O from the softmax warps through
+ * shared memory, and at the end of a query tile the row's sum and maximum.
  */
-#include "config_forward_sm100.cuh" /* before the headers that read it */
+#include "layout_forward_sm100.cuh" /* before the headers that read its configuration */
 
+#include "correction_sm100.cuh"
 #include "exponentials.cuh"
 #include "producer_sm90.cuh"
-#include "rows_sm100.cuh"
 #include "scores_sm90.cuh"
 
-/* After the terms of the keys or, without them, in the same place as `control`: barriers of each softmax group. */
-struct group_control {
-    u64 s_full, p_full, o_full;
-};
-
-struct sm100_control {
-    control tiles;
-    group_control groups[sm100::GROUPS];
-    u32 tmem; /* the address of the allocated columns */
-};
-static_assert(sizeof(sm100_control) <= sm100::LAYOUT.control_bytes);
-
 /* --------------------------------------------------------------------------------------------------------- products */
+
+/* The descriptor of an operand that begins some bytes later. The address is in the lower word, and does not carry. */
+__device__ __forceinline__ u64 descriptor_at(u64 descriptor, u32 bytes)
+{
+    return (descriptor & 0xffffffff00000000ull) | ((u32)descriptor + bytes / 16);
+}
 
 /* 3: S = Q K^T of 128 rows. */
 __device__ __forceinline__ void multiply_qk(u32 s, u64 q, u64 k)
 {
 #pragma unroll
     for (int step = 0; step < sm100::STEPS_D; step++)
-        tcgen05_ss(s, q + (step / 4 * sm100::Q_SLAB + step % 4 * 32) / 16,
-                   k + (step / 4 * sm100::KV_SLAB + step % 4 * 32) / 16, tcgen05_instruction(BLOCK_N, false), step);
+        tcgen05_ss(s, descriptor_at(q, step / 4 * sm100::Q_SLAB + step % 4 * 32),
+                   descriptor_at(k, step / 4 * sm100::KV_SLAB + step % 4 * 32), tcgen05_instruction(BLOCK_N, false),
+                   step);
 }
 
 /* 6: O += P V of 128 rows. With `first` O = P V, where O is not 0 already: infinities and NaN of V are added to it. */
@@ -48,7 +45,7 @@ __device__ __forceinline__ void multiply_pv(u32 o, u32 p, u64 v, bool first)
     int add = sm100::SCANS_V || !first;
 #pragma unroll
     for (int step = 0; step < sm100::STEPS_N; step++)
-        tcgen05_ts(o, p + step * 8, v + step * (16 * 128 / 16), tcgen05_instruction(sm100::WIDTH_DV, true),
+        tcgen05_ts(o, p + step * 8, descriptor_at(v, step * 16 * 128), tcgen05_instruction(sm100::WIDTH_DV, true),
                    step || add);
 }
 
@@ -166,35 +163,6 @@ __device__ __forceinline__ void store_s(u32 to, const float (&s)[sm100::LOAD_COL
     tmem_store(to, w);
 }
 
-/* Calls f(o, column) for each 16 columns of O, which f may change. */
-template <typename function> __device__ __forceinline__ void change_o(u32 o, function f)
-{
-#pragma unroll 1
-    for (int column = 0; column < sm100::WIDTH_DV; column += 16) {
-        u32 w[16];
-        float x[16];
-        load_columns(x, o + (u32)column);
-        f(x, column);
-#pragma unroll
-        for (int i = 0; i < 16; i++)
-            w[i] = __float_as_uint(x[i]);
-        tmem_store(o + (u32)column, w);
-    }
-    tmem_wait_store();
-}
-
-__device__ __forceinline__ void zero_o(u32 o)
-{
-    u32 w[16];
-#pragma unroll
-    for (int i = 0; i < 16; i++)
-        w[i] = 0;
-#pragma unroll 1
-    for (int column = 0; column < sm100::WIDTH_DV; column += 16)
-        tmem_store(o + (u32)column, w);
-    tmem_wait_store();
-}
-
 /* 4: score and mask hook: in place, where S changes at all. Returns the row's maximum over the tile. */
 __device__ __forceinline__ float modify_s(u32 s, const attune_cuda_arguments &a, const tile_coord &p, int kv, int flags,
                                           int row, const linear_score (&linear_scores)[1], bool linear, u32 terms)
@@ -226,10 +194,9 @@ __device__ __forceinline__ float modify_s(u32 s, const attune_cuda_arguments &a,
 /*
  * 5: online softmax: the reference that the exponentials subtract, `row_max`, rises only where a weight would be larger
  * than 2^8, or where maxima are a result, which has to be exact. P, the row sums and O are floating-point, so larger
- * weights lose nothing. O is rescaled by whole warps, whose accesses to tensor memory are collective.
+ * weights lose nothing. Returns the factor of O.
  */
-__device__ __forceinline__ void raise_maximum(row_state &state, u32 o, float largest, float factor, bool exact,
-                                              bool first)
+__device__ __forceinline__ float raise_maximum(row_state &state, float largest, float factor, bool exact)
 {
     float next = fmaxf(state.row_max, largest);
     bool rises = exact ? next > state.row_max : (next - state.row_max) * factor > RESCALE_THRESHOLD_LOG2;
@@ -239,13 +206,7 @@ __device__ __forceinline__ void raise_maximum(row_state &state, u32 o, float lar
         state.row_max = next;
         state.row_sum *= alpha;
     }
-    /* In a query tile's first key tile O is 0, or not written. */
-    if (!first && __any_sync(0xffffffffu, rises))
-        change_o(o, [&](float(&x)[16], int) {
-#pragma unroll
-            for (int i = 0; i < 16; i++)
-                x[i] *= alpha;
-        });
+    return alpha;
 }
 
 /* 5: S becomes P, in 16 bits, in the first half of its columns: those of a load have been read when they are
@@ -310,66 +271,23 @@ __device__ __forceinline__ void add_non_finite_v(u32 s, u32 o, const attune_cuda
 }
 
 /* Before P V: waits until the scan warps have read the tile's V. Not every tile is scanned, so each stage has a phase
- * of its own: `scanned` has a bit for each stage, the phase to wait for. */
-__device__ __forceinline__ void wait_scanned(u32 s, u32 o, control &c, const attune_cuda_arguments &a,
-                                             const tile_coord &p, int kv, int flags, int row, u32 stage, u32 &scanned)
+ * of its own: `scanned` has a bit for each stage, the phase to wait for. passed: of the rows that were handed over
+ * last, with which O is rescaled before it is added to. */
+__device__ __forceinline__ void wait_scanned(u32 s, u32 o, control &c, group_control &own,
+                                             const attune_cuda_arguments &a, const tile_coord &p, int kv, int flags,
+                                             int row, u32 stage, u32 &scanned, const pipeline_state &passed)
 {
     if (!sm100::SCANS_V || !(flags & TILE_SCAN_V))
         return;
     barrier_wait(&c.v_scanned[stage], scanned >> stage & 1);
     scanned ^= 1u << stage;
-    if (c.non_finite[stage])
-        add_non_finite_v(s, o, a, p, kv, flags, row);
-}
-
-/* ------------------------------------------------------------------------------------------------------------ store */
-
-/* 7: LSE and row maximum. largest: of the scores. */
-__device__ __forceinline__ void store_sums(const attune_cuda_arguments &a, const tile_coord &p, int row, float lse,
-                                           float largest)
-{
-    if (a.lse.address)
-        ((float *)a.lse.address)[p.b * a.lse.batch + p.h * a.lse.head + row * a.lse.row] = lse;
-    if (a.row_max.address)
-        ((float *)a.row_max.address)[p.b * a.row_max.batch + p.h * a.row_max.head + row * a.row_max.row] = largest;
-}
-
-/* 7: store O and LSE. All threads of a warp load their rows, also past the last one. */
-__device__ __forceinline__ void store(const row_state &state, u32 o, const attune_cuda_arguments &a,
-                                      const tile_coord &p, int row, float factor)
-{
-    o_element *to = (o_element *)a.o.address + p.b * a.o.batch + p.h * a.o.head + row * a.o.row;
-    bool vectors = view_aligned<o_element>(a.o);
-    float sum = state.row_sum, inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-    bool fully_masked = sum == 0.0f;
-#pragma unroll 1
-    for (int column = 0; column < sm100::WIDTH_DV; column += 16) {
-        float x[16];
-        load_columns(x, o + (u32)column);
-#pragma unroll
-        for (int i = 0; i < 16; i++) /* not by the factor 0: O may be NaN */
-            x[i] = fully_masked && !a.is_partial ? 0.0f : x[i] * inverse;
-        if (row < a.q_len)
-            store_columns<HEAD_DIM_V>(to, x, column, vectors);
-        __syncwarp();
-    }
-    /* The maximum of scores drops NaN but their sum does not, so a NaN sum is the result. If the maximum is +inf the
-     * sum is NaN as well, and the maximum stays. */
-    float largest = isnan(sum) && state.row_max != ATTUNE_INF ? sum : state.row_max * (factor * ATTUNE_LN2);
-    if (row < a.q_len)
-        store_sums(a, p, row, fully_masked ? -ATTUNE_INF : largest + logf(sum), fully_masked ? -ATTUNE_INF : largest);
-}
-
-/* 7, for a row without keys. */
-__device__ __forceinline__ void store_fully_masked(const attune_cuda_arguments &a, const tile_coord &p, int row)
-{
-    if (row >= a.q_len)
+    if (!c.non_finite[stage])
         return;
-    o_element *to = (o_element *)a.o.address + p.b * a.o.batch + p.h * a.o.head + row * a.o.row;
-#pragma unroll 1
-    for (int d = 0; d < HEAD_DIM_V; d++)
-        to[d] = 0;
-    store_sums(a, p, row, -ATTUNE_INF, -ATTUNE_INF);
+    if (sm100::CORRECTS) {
+        producer_acquire<&group_control::rows>(own, passed);
+        tmem_fence_after();
+    }
+    add_non_finite_v(s, o, a, p, kv, flags, row);
 }
 
 /* ----------------------------------------------------------------------------------------------- softmax warp groups
@@ -379,10 +297,11 @@ __device__ __forceinline__ void consume(const attune_cuda_arguments &a, sm100_co
 {
     int group = (int)threadIdx.x / 128 - 1, lane = (int)threadIdx.x % 128;
     group = __shfl_sync(0xffffffffu, group, 0); /* uniform in a warp, which the compiler now knows */
-    u32 s = c.tmem + (u32)group * sm100::GROUP_COLUMNS + ((u32)(lane / 32 * 32) << 16), o = s + sm100::O_COLUMN;
+    u32 s = tmem_lane(c.tmem + (u32)group * sm100::GROUP_COLUMNS), o = s + sm100::O_COLUMN;
     group_control &own = c.groups[group];
+    row_words &words = ((row_words *)(memory + sm100::ROWS_OFFSET))[group];
     float factor = fold_factor(a.scale);
-    pipeline_state r = {0, 0}, k = {0, 0}; /* of Q and of K, whose stages V has, too */
+    pipeline_state r = {0, 0}, k = {0, 0}, passed = {0, 1}; /* of Q; of K, whose stages V has, too; of the rows */
     u32 scanned = 0, phases = 0, phase = 0;
     for (;;) {
         /* 1: wait for the descriptor of the query tile. */
@@ -391,11 +310,12 @@ __device__ __forceinline__ void consume(const attune_cuda_arguments &a, sm100_co
         if (!flags)
             break;
         tile_coord coord = c.tiles.query_tiles[r.stage].coord;
+        consumer_release<&control::q>(c.tiles, r);
+        advance<sm100::Q_BUFFERS>(r);
         int row = coord.q + group * 128 + lane;
         if (flags & TILE_LAST) {
-            consumer_release<&control::q>(c.tiles, r);
-            advance<sm100::Q_BUFFERS>(r);
-            store_fully_masked(a, coord, row);
+            if (!sm100::CORRECTS)
+                store_fully_masked(a, coord, row);
             continue;
         }
         linear_score linear_scores[1];
@@ -403,7 +323,7 @@ __device__ __forceinline__ void consume(const attune_cuda_arguments &a, sm100_co
         /* The shift to the flags of the block list that has this warp group's rows. */
         int list = sm100::BLOCK_LISTS > 1 && (coord.q + group * 128) / a.q_block != coord.q / a.q_block ? 8 : 0;
         row_state state = {-ATTUNE_INF, 0.0f};
-        if (sm100::SCANS_V)
+        if (sm100::SCANS_V && !sm100::CORRECTS)
             zero_o(o);
         bool first = true;
         do {
@@ -419,9 +339,13 @@ __device__ __forceinline__ void consume(const attune_cuda_arguments &a, sm100_co
             float largest = modify_s(s, a, coord, kv, flags, row, linear_scores, linear, terms);
             release_key_terms(a, memory, flags, k);
             /* 5: online softmax */
-            raise_maximum(state, o, largest, factor, a.row_max.address != 0, first);
+            float alpha = raise_maximum(state, largest, factor, a.row_max.address != 0);
+            if constexpr (sm100::CORRECTS)
+                pass_factor(own, words, passed, alpha, flags & TILE_LAST);
+            else if (!first && __any_sync(0xffffffffu, alpha != 1.0f)) /* at first O is 0, or not written */
+                rescale_o(o, alpha);
             exponentiate(state, s, factor);
-            wait_scanned(s, o, c.tiles, a, coord, kv, flags, row, k.stage, scanned);
+            wait_scanned(s, o, c.tiles, own, a, coord, kv, flags, row, k.stage, scanned, passed);
             if (sm100::SCANS_V) {
                 /* Not before it is full: the other group may still have to release it for the key tile before. */
                 consumer_wait<&control::v>(c.tiles, k);
@@ -434,12 +358,14 @@ __device__ __forceinline__ void consume(const attune_cuda_arguments &a, sm100_co
             first = false;
             advance(k);
         } while (!(flags & TILE_LAST));
-        consumer_release<&control::q>(c.tiles, r);
-        advance<sm100::Q_BUFFERS>(r);
-        barrier_wait(&own.o_full, phase ^ 1);
-        tmem_fence_after();
-        /* 7: store O and LSE */
-        store(state, o, a, coord, row, factor);
+        if constexpr (sm100::CORRECTS) {
+            pass_sums(own, words, passed, state.row_sum, state.row_max);
+        } else {
+            barrier_wait(&own.o_full, phase ^ 1);
+            tmem_fence_after();
+            /* 7: store O and LSE */
+            store(state.row_sum, state.row_max, o, a, coord, row, factor);
+        }
     }
 }
 
@@ -449,9 +375,10 @@ __device__ __forceinline__ void init_barriers(sm100_control &c, unsigned char *m
 {
     /* A softmax or scan warp arrives ARRIVALS times when it releases a stage. The thread that issues products arrives
      * itself, for what it has read of the descriptors, and by a commit, for what the products read. */
-    constexpr int SOFTMAX = sm100::SOFTMAX_WARPS * ARRIVALS, SCAN = sm100::SCAN_WARPS * ARRIVALS;
+    constexpr int SOFTMAX = sm100::SOFTMAX_WARPS * ARRIVALS, SCAN = sm100::SCAN_WARPS * ARRIVALS,
+                  CORRECTION = sm100::CORRECTION_WARPS * ARRIVALS;
     for (int i = 0; i < sm100::Q_BUFFERS; i++)
-        pipeline_init<&control::q>(c.tiles, i, 1, SOFTMAX + SCAN + 2);
+        pipeline_init<&control::q>(c.tiles, i, 1, SOFTMAX + SCAN + CORRECTION + 2);
     for (int i = 0; i < STAGES; i++) {
         pipeline_init<&control::k>(c.tiles, i, 1, SOFTMAX + SCAN + 2);
         pipeline_init<&control::v>(c.tiles, i, 1, (sm100::SCANS_V ? SOFTMAX + SCAN : 0) + 1);
@@ -461,8 +388,10 @@ __device__ __forceinline__ void init_barriers(sm100_control &c, unsigned char *m
         pipeline_init<&control::queue>(c.tiles, i, 1, 1);
     for (int g = 0; g < sm100::GROUPS; g++) {
         barrier_init(&c.groups[g].s_full, 1);
-        barrier_init(&c.groups[g].p_full, 4 * ARRIVALS);
+        barrier_init(&c.groups[g].p_full, 4 * ARRIVALS + CORRECTION);
         barrier_init(&c.groups[g].o_full, 1);
+        if (sm100::CORRECTS)
+            pipeline_init<&group_control::rows>(c.groups[g], 0, 4 * ARRIVALS, CORRECTION);
     }
     if (KEY_TERMS) {
         key_terms_control &t = *(key_terms_control *)(memory + sm100::KEY_TERMS_OFFSET);
@@ -477,7 +406,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                          const __grid_constant__ tensor_map k_map, const __grid_constant__ tensor_map v_map)
 {
     extern __shared__ __align__(1024) unsigned char memory[];
-    constexpr int USERS = (sm100::SOFTMAX_WARPS + 1) * 32; /* threads that wait before tensor memory is freed */
     sm100_control &c = *(sm100_control *)(memory + sm100::CONTROL_OFFSET);
     int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0);
     if (threadIdx.x == 0)
@@ -490,26 +418,31 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     tmem_fence_after();
     if (warp < 4) {
-        registers_release<sm100::OTHER_REGISTERS>();
+        registers_release<sm100::PRODUCER_REGISTERS>();
         if (threadIdx.x == 0)
             load(a, c.tiles, shared_address(memory), &q_map, &k_map, &v_map);
         else if (warp == 1 && threadIdx.x % 32 < sm100::BLOCK_LISTS)
             schedule_tiles(a, c.tiles);
         else if (sm100::SCAN_WARPS && threadIdx.x >= 64)
             scan_v(a, c.tiles, memory);
-    } else if (warp < sm100::MMA_WARP) {
+    } else if (warp < sm100::CORRECTION_WARP) {
         registers_take<sm100::SOFTMAX_REGISTERS>();
         consume(a, c, memory);
         tmem_fence_before();
-        named_arrive<USERS>(BARRIER_TMEM);
+        named_arrive<sm100::TMEM_THREADS>(BARRIER_TMEM);
+    } else if (sm100::CORRECTS && warp < sm100::MMA_WARP) {
+        registers_release<sm100::CORRECTION_REGISTERS>();
+        correct(a, c, (const row_words *)(memory + sm100::ROWS_OFFSET));
+        tmem_fence_before();
+        named_arrive<sm100::TMEM_THREADS>(BARRIER_TMEM);
     } else {
-        registers_release<sm100::OTHER_REGISTERS>();
+        registers_release<sm100::MMA_REGISTERS>();
         if (threadIdx.x == sm100::MMA_WARP * 32)
             multiply(c, shared_address(memory));
         if (warp != sm100::MMA_WARP)
             return;
         __syncwarp();
-        named_sync<USERS>(BARRIER_TMEM);
+        named_sync<sm100::TMEM_THREADS>(BARRIER_TMEM);
         tmem_fence_after();
         tmem_free<sm100::TMEM_COLUMNS>(c.tmem);
     }

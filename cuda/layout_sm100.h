@@ -11,11 +11,29 @@
 
 /* ---------------------------------------------------------------------------------------------------------- forward */
 
+/* Whether a warp group of its own rescales O and stores it. With one group of 128 rows nothing would run beside it: the
+ * softmax and the products have turns then, and its softmax warps have the registers. */
+ATTUNE_CUDA_LAYOUT int attune_cuda_forward_sm100_corrects(unsigned block_m)
+{
+    return block_m > 128;
+}
+
+/* Warps: four that load, four for the softmax of each 128 rows, four that correct, and four for the products. */
+ATTUNE_CUDA_LAYOUT unsigned attune_cuda_forward_sm100_warps(unsigned block_m)
+{
+    return 4 + block_m / 128 * 4 + (attune_cuda_forward_sm100_corrects(block_m) ? 4 : 0) + 4;
+}
+
 /* In tensor memory, for each 128 rows of queries: S[128][N], in whose first half P is stored in 16 bits, and
- * O[128][Dv]. group_columns are those of 128 rows; columns are allocated by powers of two. */
+ * O[128][Dv]. group_columns are those of 128 rows; columns are allocated by powers of two. With a correction warp group
+ * two words for each row, which the softmax warps hand over, follow the barriers. */
 ATTUNE_CUDA_LAYOUT attune_cuda_forward_tma_layout attune_cuda_forward_sm100(attune_cuda_tile t)
 {
+    const unsigned rows = attune_cuda_forward_sm100_corrects(t.block_m) ? t.block_m * 8 : 0;
     attune_cuda_forward_tma_layout l = attune_cuda_forward_tma(t, 64, 42);
+    l.rows = l.key_terms;
+    l.key_terms += rows;
+    l.size += rows;
     l.o_columns = attune_cuda_round_up(t.head_dim_v, 16);
     l.group_columns = t.block_n + l.o_columns;
     l.columns = 32;

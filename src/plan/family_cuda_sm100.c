@@ -66,11 +66,8 @@ static attune__cost backward_cost(const attune__search *search, const attune__ti
 
 /* ---------------------------------------------------------------------------------------------------------- forward */
 
-/* The producers, and those of which one issues the products. */
-#define OTHER_WARPS 8
-
 static const attune__tile sm100_64[] = {
-    ATTUNE__TILE(256, 128, 2, 16),
+    ATTUNE__TILE(256, 128, 2, 20),
     ATTUNE__TILE(128, 128, 2, 12),
     ATTUNE__TILE(128, 64, 2, 12),
     ATTUNE__TILE(128, 32, 1, 12),
@@ -78,7 +75,7 @@ static const attune__tile sm100_64[] = {
 /* With two groups of rows the products of one run under the softmax of the other. Shared memory then has space for 64
  * keys, and tensor memory for 64 and 192 columns of values. */
 static const attune__tile sm100_256[] = {
-    ATTUNE__TILE(256, 64, 2, 16), ATTUNE__TILE(128, 128, 2, 12), ATTUNE__TILE(128, 64, 2, 12),
+    ATTUNE__TILE(256, 64, 2, 20), ATTUNE__TILE(128, 128, 2, 12), ATTUNE__TILE(128, 64, 2, 12),
     ATTUNE__TILE(128, 32, 2, 12), ATTUNE__TILE(128, 32, 1, 12),
 };
 
@@ -98,7 +95,7 @@ static const attune__tile *sm100_tiles(const attune__search *search, uint32_t *c
 
 static uint32_t sm100_warps(const attune__tile *tile)
 {
-    return OTHER_WARPS + tile->value[ATTUNE__BLOCK_M] / 128 * 4;
+    return attune_cuda_forward_sm100_warps(tile->value[ATTUNE__BLOCK_M]);
 }
 
 static bool sm100_has_key_terms(const attune__shape *s)
@@ -163,7 +160,7 @@ static const char *sm100_reject_tile(const attune__search *search, const attune_
         return "tensor memory has 512 columns, for each 128 rows BLOCK_N and those of O";
     if (v[ATTUNE__NUM_WARPS] != sm100_warps(tile)) {
         *option = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) ? ATTUNE__NUM_WARPS : ATTUNE__BLOCK_M;
-        return "there are 4 warps for each 128 rows, 4 that load and 4 for the products";
+        return "there are 4 warps for each 128 rows, 4 that load, 4 for the products, and 4 that correct 256 rows";
     }
     return NULL;
 }

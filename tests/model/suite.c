@@ -370,7 +370,7 @@ static const model_case blackwell_faults[] = {
      .row = CASE_causal_long_keys,
      .dtype = ATTUNE_F16,
      .options = SM100,
-     .fault = "forward_sm100.cu|        barrier_wait(&own.o_full, phase ^ 1);|",
+     .fault = "forward_sm100.cu|            barrier_wait(&own.o_full, phase ^ 1);|",
      .report = "of tensor memory, which"},
     /* The next S overwrites P before it has been multiplied. */
     {.architecture = "100",
@@ -387,6 +387,38 @@ static const model_case blackwell_faults[] = {
      .options = SM100,
      .fault = "forward_sm100.cu|            zero_o(o);|            ;",
      .report = "of tensor memory, which nobody has written"},
+    /* The correction stores O before its last products are complete. */
+    {.architecture = "100",
+     .row = CASE_dense_128,
+     .dtype = ATTUNE_F16,
+     .options = SM100,
+     .fault = "correction_sm100.cuh|        barrier_wait(&own.o_full, o_phase);\n        tmem_fence_after();\n        "
+              "store(|"
+              "        store(",
+     .report = "of tensor memory, which"},
+    /* O is rescaled while P V of the key tile before adds to it. */
+    {.architecture = "100",
+     .row = CASE_dense_128,
+     .dtype = ATTUNE_F16,
+     .options = SM100,
+     .fault = "correction_sm100.cuh|            barrier_wait(&own.o_full, o_phase);\n            tmem_fence_after();|",
+     .report = "of tensor memory, which was written without"},
+    /* The rescaled O is not ordered before P V. */
+    {.architecture = "100",
+     .row = CASE_dense_128,
+     .dtype = ATTUNE_F16,
+     .options = SM100,
+     .fault = "correction_sm100.cuh|        tmem_fence_before();\n        consumer_release<|        consumer_release<",
+     .report = "without tcgen05.fence between"},
+    /* The factor of O is overwritten before the correction has read it. */
+    {.architecture = "100",
+     .row = CASE_dense_128,
+     .dtype = ATTUNE_F16,
+     .options = SM100,
+     .fault =
+         "correction_sm100.cuh|    producer_acquire<&group_control::rows>(g, r);\n    w.factor_or_sum[threadIdx.x % "
+         "128] = (|    w.factor_or_sum[threadIdx.x % 128] = (",
+     .report = "of shared memory, which"},
     /* The first product is added to what nobody has written. */
     {.architecture = "100",
      .row = CASE_dense_128,
@@ -410,17 +442,17 @@ static const model_case blackwell_faults[] = {
      .report = "of tensor memory, which nobody has written"},
     /* O is past the columns that are allocated. */
     {.architecture = "100",
-     .row = CASE_causal_long_keys,
+     .row = CASE_dense_128,
      .dtype = ATTUNE_F16,
      .options = SM100,
-     .fault = "forward_sm100.cu|o = s + sm100::O_COLUMN;|o = s + sm100::O_COLUMN + 512;",
+     .fault = "correction_sm100.cuh|sm100::O_COLUMN), a, coord,|sm100::O_COLUMN + 512), a, coord,",
      .report = "of tensor memory, which is not allocated"},
     /* Every warp takes the lanes of the first. */
     {.architecture = "100",
      .row = CASE_causal_long_keys,
      .dtype = ATTUNE_F16,
      .options = SM100,
-     .fault = "forward_sm100.cu|((u32)(lane / 32 * 32) << 16)|0",
+     .fault = "correction_sm100.cuh|return columns + (threadIdx.x % 128 / 32 * 32 << 16);|return columns;",
      .report = "those of this warp begin at"},
     /* P V leaves out every second step of P. */
     {.architecture = "100",
@@ -434,7 +466,7 @@ static const model_case blackwell_faults[] = {
      .row = CASE_causal_long_keys,
      .dtype = ATTUNE_F16,
      .options = SM100,
-     .fault = "forward_sm100.cu|        named_sync<USERS>(BARRIER_TMEM);|",
+     .fault = "forward_sm100.cu|        named_sync<sm100::TMEM_THREADS>(BARRIER_TMEM);|",
      .report = "of tensor memory, which"},
     /* Tensor memory is not freed. */
     {.architecture = "100",

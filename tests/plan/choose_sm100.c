@@ -28,8 +28,8 @@ Test(choose, tcgen05_by_name_alone)
     cr_assert(strstr(text, "exp         1 of each eight as polynomials of degree 3\n"), "%s", text);
     static const struct {
         uint32_t head_dim, head_dim_v, m, n, warps, stages;
-    } table[] = {{64, 64, 256, 128, 16, 2},  {128, 128, 256, 128, 16, 2}, {96, 96, 256, 128, 16, 2},
-                 {192, 128, 256, 64, 16, 2}, {256, 256, 128, 64, 12, 2},  {8, 72, 256, 128, 16, 2}};
+    } table[] = {{64, 64, 256, 128, 20, 2},  {128, 128, 256, 128, 20, 2}, {96, 96, 256, 128, 20, 2},
+                 {192, 128, 256, 64, 20, 2}, {256, 256, 128, 64, 12, 2},  {8, 72, 256, 128, 20, 2}};
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
         p.head_dim = table[i].head_dim;
         p.head_dim_v = table[i].head_dim_v;

@@ -101,7 +101,8 @@ static uint64_t sm100a(const attune_plan_choice *c, numbers x)
     }
     const uint64_t rows = (x.d > 64 || x.dv > 64 ? 1 : 2) * x.m;
     const uint64_t words = x.words ? up(x.stages * (16 + x.words * x.n * 4), 128) : 0;
-    return rows * x.d * 2 + x.stages * x.n * (x.d + x.dv) * 2 + up(336 + 56 * x.stages, 128) + words;
+    return rows * x.d * 2 + x.stages * x.n * (x.d + x.dv) * 2 + up(336 + 56 * x.stages, 128) + (x.m == 256 ? 2048 : 0) +
+           words;
 }
 
 static uint64_t scalar(const attune_plan_choice *c, numbers x, bool portable)

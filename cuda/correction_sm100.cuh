@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * O of the forward kernel for sm_100a: rescaled in tensor memory, and stored. With two softmax warp groups a warp group
+ * of its own does both, for the rows of either in turn, while they begin the next query tile. With one group its
+ * softmax warps do.
+ */
+#ifndef ATTUNE_CUDA_CORRECTION_SM100_CUH
+#define ATTUNE_CUDA_CORRECTION_SM100_CUH
+
+#include "layout_forward_sm100.cuh" /* before the headers that read its configuration */
+
+#include "rows_sm100.cuh"
+
+/* The thread's lane of the columns of a group's 128 rows. */
+__device__ __forceinline__ u32 tmem_lane(u32 columns)
+{
+    return columns + (threadIdx.x % 128 / 32 * 32 << 16);
+}
+
+/* Calls f(o, column) for each 16 columns of O, which f may change. */
+template <typename function> __device__ __forceinline__ void change_o(u32 o, function f)
+{
+#pragma unroll 1
+    for (int column = 0; column < sm100::WIDTH_DV; column += 16) {
+        u32 w[16];
+        float x[16];
+        load_columns(x, o + (u32)column);
+        f(x, column);
+#pragma unroll
+        for (int i = 0; i < 16; i++)
+            w[i] = __float_as_uint(x[i]);
+        tmem_store(o + (u32)column, w);
+    }
+    tmem_wait_store();
+}
+
+__device__ __forceinline__ void zero_o(u32 o)
+{
+    u32 w[16];
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        w[i] = 0;
+#pragma unroll 1
+    for (int column = 0; column < sm100::WIDTH_DV; column += 16)
+        tmem_store(o + (u32)column, w);
+    tmem_wait_store();
+}
+
+/* 5: online softmax: rescales O, by whole warps, whose accesses to tensor memory are collective. alpha: 1 where the
+ * row's reference has not risen. */
+__device__ __forceinline__ void rescale_o(u32 o, float alpha)
+{
+    change_o(o, [&](float(&x)[16], int) {
+#pragma unroll
+        for (int i = 0; i < 16; i++)
+            x[i] *= alpha;
+    });
+}
+
+/* ------------------------------------------------------------------------------------------------------------ store */
+
+/* 7: LSE and row maximum. largest: of the scores. */
+__device__ __forceinline__ void store_sums(const attune_cuda_arguments &a, const tile_coord &p, int row, float lse,
+                                           float largest)
+{
+    if (a.lse.address)
+        ((float *)a.lse.address)[p.b * a.lse.batch + p.h * a.lse.head + row * a.lse.row] = lse;
+    if (a.row_max.address)
+        ((float *)a.row_max.address)[p.b * a.row_max.batch + p.h * a.row_max.head + row * a.row_max.row] = largest;
+}
+
+/* 7: store O and LSE, of a row's sum and maximum. All threads of a warp load their rows, also past the last one. */
+__device__ __forceinline__ void store(float sum, float row_max, u32 o, const attune_cuda_arguments &a,
+                                      const tile_coord &p, int row, float factor)
+{
+    o_element *to = (o_element *)a.o.address + p.b * a.o.batch + p.h * a.o.head + row * a.o.row;
+    bool vectors = view_aligned<o_element>(a.o);
+    bool fully_masked = sum == 0.0f;
+    float inverse = fully_masked ? 0.0f : 1.0f / sum;
+#pragma unroll 1
+    for (int column = 0; column < sm100::WIDTH_DV; column += 16) {
+        float x[16];
+        load_columns(x, o + (u32)column);
+#pragma unroll
+        for (int i = 0; i < 16; i++) /* not by the factor 0: O may be NaN */
+            x[i] = fully_masked && !a.is_partial ? 0.0f : x[i] * inverse;
+        if (row < a.q_len)
+            store_columns<HEAD_DIM_V>(to, x, column, vectors);
+        __syncwarp();
+    }
+    /* The maximum of scores drops NaN but their sum does not, so a NaN sum is the result. If the maximum is +inf the
+     * sum is NaN as well, and the maximum stays. */
+    float largest = isnan(sum) && row_max != ATTUNE_INF ? sum : row_max * (factor * ATTUNE_LN2);
+    if (row < a.q_len)
+        store_sums(a, p, row, fully_masked ? -ATTUNE_INF : largest + logf(sum), fully_masked ? -ATTUNE_INF : largest);
+}
+
+/* 7, for a row without keys. */
+__device__ __forceinline__ void store_fully_masked(const attune_cuda_arguments &a, const tile_coord &p, int row)
+{
+    if (row >= a.q_len)
+        return;
+    o_element *to = (o_element *)a.o.address + p.b * a.o.batch + p.h * a.o.head + row * a.o.row;
+#pragma unroll 1
+    for (int d = 0; d < HEAD_DIM_V; d++)
+        to[d] = 0;
+    store_sums(a, p, row, -ATTUNE_INF, -ATTUNE_INF);
+}
+
+/* ------------------------------------------------------------------------------------------------------- handovers */
+
+/* By the softmax warps: the factor of O for a key tile, which is not negative, though a scale may make it NaN. */
+__device__ __forceinline__ void pass_factor(group_control &g, row_words &w, pipeline_state &r, float alpha, bool last)
+{
+    producer_acquire<&group_control::rows>(g, r);
+    w.factor_or_sum[threadIdx.x % 128] = (__float_as_uint(alpha) & 0x7fffffffu) | (last ? 0x80000000u : 0u);
+    producer_commit_warp<&group_control::rows>(g, r);
+    advance<1>(r);
+}
+
+/* By the softmax warps, after the last key tile. */
+__device__ __forceinline__ void pass_sums(group_control &g, row_words &w, pipeline_state &r, float sum, float row_max)
+{
+    producer_acquire<&group_control::rows>(g, r);
+    w.factor_or_sum[threadIdx.x % 128] = __float_as_uint(sum);
+    w.row_max[threadIdx.x % 128] = __float_as_uint(row_max);
+    producer_commit_warp<&group_control::rows>(g, r);
+    advance<1>(r);
+}
+
+/* ------------------------------------------------------------------------------------------- correction warp group */
+
+/* 5: a key tile of all groups. o_phase: of P V of the key tile before. Returns whether it was the query tile's last. */
+__device__ __forceinline__ bool correct_tile(sm100_control &c, const row_words *rows, const pipeline_state &r,
+                                             u32 o_phase, bool first)
+{
+    bool last = false;
+#pragma unroll 1
+    for (int g = 0; g < sm100::GROUPS; g++) {
+        group_control &own = c.groups[g];
+        consumer_wait<&group_control::rows>(own, r);
+        u32 word = rows[g].factor_or_sum[threadIdx.x % 128], factor = word & 0x7fffffffu;
+        last = word >> 31;
+        /* In a query tile's first key tile O is 0, or not written. */
+        if (!first && __any_sync(0xffffffffu, factor != 0x3f800000u)) {
+            barrier_wait(&own.o_full, o_phase);
+            tmem_fence_after();
+            rescale_o(tmem_lane(c.tmem + (u32)g * sm100::GROUP_COLUMNS + sm100::O_COLUMN), __uint_as_float(factor));
+        }
+        tmem_fence_before();
+        consumer_release<&group_control::rows>(own, r);
+        lane_arrive(&own.p_full);
+    }
+    return last;
+}
+
+/* 7: of all groups. */
+__device__ __forceinline__ void store_groups(const attune_cuda_arguments &a, sm100_control &c, const row_words *rows,
+                                             const pipeline_state &r, u32 o_phase, const tile_coord &coord,
+                                             float factor)
+{
+    int lane = (int)threadIdx.x % 128;
+#pragma unroll 1
+    for (int g = 0; g < sm100::GROUPS; g++) {
+        group_control &own = c.groups[g];
+        consumer_wait<&group_control::rows>(own, r);
+        float sum = __uint_as_float(rows[g].factor_or_sum[lane]), row_max = __uint_as_float(rows[g].row_max[lane]);
+        consumer_release<&group_control::rows>(own, r);
+        barrier_wait(&own.o_full, o_phase);
+        tmem_fence_after();
+        store(sum, row_max, tmem_lane(c.tmem + (u32)g * sm100::GROUP_COLUMNS + sm100::O_COLUMN), a, coord,
+              coord.q + g * 128 + lane, factor);
+    }
+}
+
+__device__ __forceinline__ void correct(const attune_cuda_arguments &a, sm100_control &c, const row_words *rows)
+{
+    float factor = fold_factor(a.scale);
+    pipeline_state q = {0, 0}, r = {0, 0}; /* r: of the rows of every group */
+    u32 o_phase = 1;                       /* of the last P V */
+    for (;;) {
+        /* 1: wait for the descriptor of the query tile. */
+        consumer_wait<&control::q>(c.tiles, q);
+        int flags = c.tiles.query_tiles[q.stage].flags;
+        if (!flags)
+            break;
+        tile_coord coord = c.tiles.query_tiles[q.stage].coord;
+        consumer_release<&control::q>(c.tiles, q);
+        advance<sm100::Q_BUFFERS>(q);
+        if (flags & TILE_LAST) {
+#pragma unroll 1
+            for (int g = 0; g < sm100::GROUPS; g++)
+                store_fully_masked(a, coord, coord.q + g * 128 + (int)threadIdx.x % 128);
+            continue;
+        }
+#pragma unroll 1
+        for (int g = 0; sm100::SCANS_V && g < sm100::GROUPS; g++)
+            zero_o(tmem_lane(c.tmem + (u32)g * sm100::GROUP_COLUMNS + sm100::O_COLUMN));
+        bool last = false;
+        for (bool first = true; !last; first = false) {
+            last = correct_tile(c, rows, r, o_phase, first);
+            advance<1>(r);
+            o_phase ^= 1;
+        }
+        store_groups(a, c, rows, r, o_phase, coord, factor);
+        advance<1>(r);
+    }
+}
+
+#endif
