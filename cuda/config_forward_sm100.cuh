@@ -9,6 +9,7 @@
 
 struct forward_config {
     static constexpr int GROUPS = BLOCK_M / 128; /* softmax warp groups, of 128 rows each */
+    static constexpr attune_cuda_forward_tma_layout LAYOUT = attune_cuda_forward_sm100(TILE);
 
     /* A thread holds one row of S, and LOAD_COLUMNS of its columns at a time. */
     static constexpr int THREAD_ROWS = 1, SPREAD = 1;
@@ -55,6 +56,9 @@ struct forward_config {
     static constexpr bool CORRECTS = attune_cuda_forward_sm100_corrects(BLOCK_M);
     static constexpr int SOFTMAX_WARPS = 4 * GROUPS, CORRECTION_WARPS = CORRECTS ? 4 : 0;
     static constexpr int CORRECTION_WARP = 4 + SOFTMAX_WARPS, MMA_WARP = CORRECTION_WARP + CORRECTION_WARPS;
+    /* TMA stores O, where the call's O allows it: one thread, of the warp after that of the products. */
+    static constexpr int O_TILES = LAYOUT.o_tiles, STORE_WARP = MMA_WARP + 1;
+    static constexpr bool STORES_O = O_TILES > 0 && !O_FLOAT32;
     /* Those that access tensor memory, and the warp that frees it after them. */
     static constexpr int TMEM_THREADS = (SOFTMAX_WARPS + CORRECTION_WARPS + 1) * 32;
     /* Commits release stages: the CTA must not end before they have arrived. */
@@ -67,11 +71,11 @@ struct forward_config {
     static constexpr int CORRECTION_REGISTERS = 64, SOFTMAX_REGISTERS = CORRECTS ? 160 : 248;
 
     /* Shared memory and tensor memory (layout_sm100.h). */
-    static constexpr attune_cuda_forward_tma_layout LAYOUT = attune_cuda_forward_sm100(TILE);
     static constexpr u32 Q_SLAB = BLOCK_M * 128, KV_SLAB = BLOCK_N * 128;
     static constexpr u32 Q_BYTES = LAYOUT.q_buffer, K_BYTES = LAYOUT.k_stage, V_BYTES = LAYOUT.v_stage;
     static constexpr int Q_BUFFERS = LAYOUT.q_buffers;
     static constexpr u32 K_OFFSET = LAYOUT.k, V_OFFSET = LAYOUT.v, CONTROL_OFFSET = LAYOUT.control;
+    static constexpr u32 O_OFFSET = LAYOUT.o, O_TILE_BYTES = ATTUNE_CUDA_SM100_O_TILE;
     static constexpr u32 ROWS_OFFSET = LAYOUT.rows, KEY_TERMS_OFFSET = LAYOUT.key_terms;
     static constexpr int TMEM_COLUMNS = (int)LAYOUT.columns;
     static constexpr u32 GROUP_COLUMNS = LAYOUT.group_columns, O_COLUMN = BLOCK_N;

@@ -69,30 +69,50 @@ __device__ __forceinline__ void store_sums(const attune_cuda_arguments &a, const
         ((float *)a.row_max.address)[p.b * a.row_max.batch + p.h * a.row_max.head + row * a.row_max.row] = largest;
 }
 
-/* 7: store O and LSE, of a row's sum and maximum. All threads of a warp load their rows, also past the last one. */
-__device__ __forceinline__ void store(float sum, float row_max, u32 o, const attune_cuda_arguments &a,
-                                      const tile_coord &p, int row, float factor)
+/* 7: LSE and row maximum of a row's sum and reference. The maximum of scores drops NaN but their sum does not, so a NaN
+ * sum is the result. If the maximum is +inf the sum is NaN as well, and the maximum stays. */
+__device__ __forceinline__ void store_sums_of(float sum, float row_max, const attune_cuda_arguments &a,
+                                              const tile_coord &p, int row, float factor)
+{
+    bool fully_masked = sum == 0.0f;
+    float largest = isnan(sum) && row_max != ATTUNE_INF ? sum : row_max * (factor * ATTUNE_LN2);
+    if (row < a.q_len)
+        store_sums(a, p, row, fully_masked ? -ATTUNE_INF : largest + logf(sum), fully_masked ? -ATTUNE_INF : largest);
+}
+
+/* 7: 16 columns of a row of O, divided by its sum. */
+struct normaliser {
+    float inverse;
+    bool zero; /* not by the factor 0: O may be NaN */
+};
+
+__device__ __forceinline__ normaliser normaliser_of(float sum, const attune_cuda_arguments &a)
+{
+    return {sum == 0.0f ? 0.0f : 1.0f / sum, sum == 0.0f && !a.is_partial};
+}
+
+__device__ __forceinline__ void load_normalised(float (&x)[16], u32 from, const normaliser &n)
+{
+    load_columns(x, from);
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        x[i] = n.zero ? 0.0f : x[i] * n.inverse;
+}
+
+/* 7: store O. All threads of a warp load their rows, also past the last one. */
+__device__ __forceinline__ void store_o(const normaliser &n, u32 o, const attune_cuda_arguments &a, const tile_coord &p,
+                                        int row)
 {
     o_element *to = (o_element *)a.o.address + p.b * a.o.batch + p.h * a.o.head + row * a.o.row;
     bool vectors = view_aligned<o_element>(a.o);
-    bool fully_masked = sum == 0.0f;
-    float inverse = fully_masked ? 0.0f : 1.0f / sum;
 #pragma unroll 1
     for (int column = 0; column < sm100::WIDTH_DV; column += 16) {
         float x[16];
-        load_columns(x, o + (u32)column);
-#pragma unroll
-        for (int i = 0; i < 16; i++) /* not by the factor 0: O may be NaN */
-            x[i] = fully_masked && !a.is_partial ? 0.0f : x[i] * inverse;
+        load_normalised(x, o + (u32)column, n);
         if (row < a.q_len)
             store_columns<HEAD_DIM_V>(to, x, column, vectors);
         __syncwarp();
     }
-    /* The maximum of scores drops NaN but their sum does not, so a NaN sum is the result. If the maximum is +inf the
-     * sum is NaN as well, and the maximum stays. */
-    float largest = isnan(sum) && row_max != ATTUNE_INF ? sum : row_max * (factor * ATTUNE_LN2);
-    if (row < a.q_len)
-        store_sums(a, p, row, fully_masked ? -ATTUNE_INF : largest + logf(sum), fully_masked ? -ATTUNE_INF : largest);
 }
 
 /* 7, for a row without keys. */
@@ -154,11 +174,39 @@ __device__ __forceinline__ bool correct_tile(sm100_control &c, const row_words *
     return last;
 }
 
-/* 7: of all groups. */
-__device__ __forceinline__ void store_groups(const attune_cuda_arguments &a, sm100_control &c, const row_words *rows,
-                                             const pipeline_state &r, u32 o_phase, const tile_coord &coord,
-                                             float factor)
+/* 7: O of 128 rows through shared memory, from where the store thread stores it: 64 columns at a time, with TMA's
+ * 128-byte swizzle. Of the last ones TMA leaves out those that O has not. */
+__device__ __forceinline__ void stage_o(const normaliser &n, u32 o, sm100_control &c, u32 tiles, pipeline_state &r)
 {
+    u32 row = threadIdx.x % 128;
+#pragma unroll 1
+    for (int slab = 0; slab < sm100::WIDTH_DV; slab += 64) {
+        producer_acquire<&sm100_control::o>(c, r);
+        u32 to = tiles + r.stage * sm100::O_TILE_BYTES + row * 128;
+#pragma unroll 1
+        for (int column = 0; column < min(64, sm100::WIDTH_DV - slab); column += 16) {
+            float x[16];
+            u32 w[8];
+            load_normalised(x, o + (u32)(slab + column), n);
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                w[i] = pack<config::O_DTYPE>(x[i * 2], x[i * 2 + 1]);
+            u32 chunk = (u32)column / 8;
+            store_shared_4(to + (chunk ^ row % 8) * 16, w[0], w[1], w[2], w[3]);
+            store_shared_4(to + ((chunk + 1) ^ row % 8) * 16, w[4], w[5], w[6], w[7]);
+        }
+        fence_async();
+        producer_commit_warp<&sm100_control::o>(c, r);
+        advance<sm100::O_TILES>(r);
+    }
+}
+
+/* 7: of all groups. stores_o: the store thread stores O; s: of its tiles. */
+__device__ __forceinline__ void store_groups(const attune_cuda_arguments &a, sm100_control &c, unsigned char *memory,
+                                             const pipeline_state &r, u32 o_phase, const tile_coord &coord,
+                                             float factor, bool stores_o, pipeline_state &s)
+{
+    const row_words *rows = (const row_words *)(memory + sm100::ROWS_OFFSET);
     int lane = (int)threadIdx.x % 128;
 #pragma unroll 1
     for (int g = 0; g < sm100::GROUPS; g++) {
@@ -166,18 +214,26 @@ __device__ __forceinline__ void store_groups(const attune_cuda_arguments &a, sm1
         consumer_wait<&group_control::rows>(own, r);
         float sum = __uint_as_float(rows[g].factor_or_sum[lane]), row_max = __uint_as_float(rows[g].row_max[lane]);
         consumer_release<&group_control::rows>(own, r);
+        u32 o = tmem_lane(c.tmem + (u32)g * sm100::GROUP_COLUMNS + sm100::O_COLUMN);
+        int first = coord.q + g * 128;
+        normaliser n = normaliser_of(sum, a);
         barrier_wait(&own.o_full, o_phase);
         tmem_fence_after();
-        store(sum, row_max, tmem_lane(c.tmem + (u32)g * sm100::GROUP_COLUMNS + sm100::O_COLUMN), a, coord,
-              coord.q + g * 128 + lane, factor);
+        if constexpr (sm100::STORES_O)
+            if (stores_o && first < a.q_len)
+                stage_o(n, o, c, shared_address(memory) + sm100::O_OFFSET, s);
+        if (!sm100::STORES_O || !stores_o)
+            store_o(n, o, a, coord, first + lane);
+        store_sums_of(sum, row_max, a, coord, first + lane, factor);
     }
 }
 
-__device__ __forceinline__ void correct(const attune_cuda_arguments &a, sm100_control &c, const row_words *rows)
+__device__ __forceinline__ void correct(const attune_cuda_arguments &a, sm100_control &c, unsigned char *memory,
+                                        bool stores_o)
 {
     float factor = fold_factor(a.scale);
-    pipeline_state q = {0, 0}, r = {0, 0}; /* r: of the rows of every group */
-    u32 o_phase = 1;                       /* of the last P V */
+    pipeline_state q = {0, 0}, r = {0, 0}, s = {0, 1}; /* r: of the rows of every group; s: of the tiles of O */
+    u32 o_phase = 1;                                   /* of the last P V */
     for (;;) {
         /* 1: wait for the descriptor of the query tile. */
         consumer_wait<&control::q>(c.tiles, q);
@@ -198,13 +254,47 @@ __device__ __forceinline__ void correct(const attune_cuda_arguments &a, sm100_co
             zero_o(tmem_lane(c.tmem + (u32)g * sm100::GROUP_COLUMNS + sm100::O_COLUMN));
         bool last = false;
         for (bool first = true; !last; first = false) {
-            last = correct_tile(c, rows, r, o_phase, first);
+            last = correct_tile(c, (const row_words *)(memory + sm100::ROWS_OFFSET), r, o_phase, first);
             advance<1>(r);
             o_phase ^= 1;
         }
-        store_groups(a, c, rows, r, o_phase, coord, factor);
+        store_groups(a, c, memory, r, o_phase, coord, factor, stores_o, s);
         advance<1>(r);
     }
+}
+
+/* ---------------------------------------------------------------------------------------------------- store thread */
+
+/* 7: stores the tiles of O that the correction has staged. */
+__device__ __forceinline__ void store_tiles(const attune_cuda_arguments &a, sm100_control &c, u32 memory,
+                                            const tensor_map *o_map)
+{
+    pipeline_state q = {0, 0}, s = {0, 0}; /* s: of the tiles of O */
+    for (;;) {
+        /* 1: wait for the descriptor of the query tile. */
+        consumer_wait<&control::q>(c.tiles, q);
+        int flags = c.tiles.query_tiles[q.stage].flags;
+        if (!flags)
+            break;
+        tile_coord coord = c.tiles.query_tiles[q.stage].coord;
+        consumer_release_thread<&control::q>(c.tiles, q);
+        advance<sm100::Q_BUFFERS>(q);
+        if (flags & TILE_LAST) /* no keys */
+            continue;
+#pragma unroll 1
+        for (int row = coord.q; row < min(coord.q + BLOCK_M, a.q_len); row += 128) {
+#pragma unroll 1
+            for (int column = 0; column < HEAD_DIM_V; column += 64) {
+                consumer_wait<&sm100_control::o>(c, s);
+                tensor_store(o_map, memory + sm100::O_OFFSET + s.stage * sm100::O_TILE_BYTES, column, row, coord.h,
+                             coord.b);
+                bulk_wait_read();
+                consumer_release_thread<&sm100_control::o>(c, s);
+                advance<sm100::O_TILES>(s);
+            }
+        }
+    }
+    bulk_wait();
 }
 
 #endif

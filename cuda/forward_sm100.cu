@@ -364,21 +364,22 @@ __device__ __forceinline__ void consume(const attune_cuda_arguments &a, sm100_co
             barrier_wait(&own.o_full, phase ^ 1);
             tmem_fence_after();
             /* 7: store O and LSE */
-            store(state.row_sum, state.row_max, o, a, coord, row, factor);
+            store_o(normaliser_of(state.row_sum, a), o, a, coord, row);
+            store_sums_of(state.row_sum, state.row_max, a, coord, row, factor);
         }
     }
 }
 
 /* ----------------------------------------------------------------------------------------------------------- kernel */
 
-__device__ __forceinline__ void init_barriers(sm100_control &c, unsigned char *memory)
+__device__ __forceinline__ void init_barriers(sm100_control &c, unsigned char *memory, bool stores_o)
 {
     /* A softmax or scan warp arrives ARRIVALS times when it releases a stage. The thread that issues products arrives
      * itself, for what it has read of the descriptors, and by a commit, for what the products read. */
     constexpr int SOFTMAX = sm100::SOFTMAX_WARPS * ARRIVALS, SCAN = sm100::SCAN_WARPS * ARRIVALS,
                   CORRECTION = sm100::CORRECTION_WARPS * ARRIVALS;
     for (int i = 0; i < sm100::Q_BUFFERS; i++)
-        pipeline_init<&control::q>(c.tiles, i, 1, SOFTMAX + SCAN + CORRECTION + 2);
+        pipeline_init<&control::q>(c.tiles, i, 1, SOFTMAX + SCAN + CORRECTION + 2 + (stores_o ? 1 : 0));
     for (int i = 0; i < STAGES; i++) {
         pipeline_init<&control::k>(c.tiles, i, 1, SOFTMAX + SCAN + 2);
         pipeline_init<&control::v>(c.tiles, i, 1, (sm100::SCANS_V ? SOFTMAX + SCAN : 0) + 1);
@@ -393,6 +394,8 @@ __device__ __forceinline__ void init_barriers(sm100_control &c, unsigned char *m
         if (sm100::CORRECTS)
             pipeline_init<&group_control::rows>(c.groups[g], 0, 4 * ARRIVALS, CORRECTION);
     }
+    for (int i = 0; i < sm100::O_TILES; i++)
+        pipeline_init<&sm100_control::o>(c, i, CORRECTION, 1);
     if (KEY_TERMS) {
         key_terms_control &t = *(key_terms_control *)(memory + sm100::KEY_TERMS_OFFSET);
         for (int i = 0; i < STAGES; i++)
@@ -403,13 +406,15 @@ __device__ __forceinline__ void init_barriers(sm100_control &c, unsigned char *m
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attune_forward_sm100(const __grid_constant__ attune_cuda_arguments a, const __grid_constant__ tensor_map q_map,
-                         const __grid_constant__ tensor_map k_map, const __grid_constant__ tensor_map v_map)
+                         const __grid_constant__ tensor_map k_map, const __grid_constant__ tensor_map v_map,
+                         const __grid_constant__ tensor_map o_map, const int tma_stores_o)
 {
     extern __shared__ __align__(1024) unsigned char memory[];
     sm100_control &c = *(sm100_control *)(memory + sm100::CONTROL_OFFSET);
     int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0);
+    bool stores_o = sm100::STORES_O && tma_stores_o;
     if (threadIdx.x == 0)
-        init_barriers(c, memory);
+        init_barriers(c, memory, stores_o);
     if (warp == sm100::MMA_WARP) {
         tmem_allocate<sm100::TMEM_COLUMNS>(shared_address(&c.tmem));
         tmem_relinquish();
@@ -432,13 +437,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         named_arrive<sm100::TMEM_THREADS>(BARRIER_TMEM);
     } else if (sm100::CORRECTS && warp < sm100::MMA_WARP) {
         registers_release<sm100::CORRECTION_REGISTERS>();
-        correct(a, c, (const row_words *)(memory + sm100::ROWS_OFFSET));
+        correct(a, c, memory, stores_o);
         tmem_fence_before();
         named_arrive<sm100::TMEM_THREADS>(BARRIER_TMEM);
     } else {
         registers_release<sm100::MMA_REGISTERS>();
         if (threadIdx.x == sm100::MMA_WARP * 32)
             multiply(c, shared_address(memory));
+        if constexpr (sm100::STORES_O)
+            if (stores_o && threadIdx.x == sm100::STORE_WARP * 32)
+                store_tiles(a, c, shared_address(memory), &o_map);
         if (warp != sm100::MMA_WARP)
             return;
         __syncwarp();

@@ -16,6 +16,7 @@ struct group_control {
 struct sm100_control {
     control tiles;
     group_control groups[sm100::GROUPS];
+    pipeline<sm100::O_TILES ? sm100::O_TILES : 1> o;
     u32 tmem; /* the address of the allocated columns */
 };
 static_assert(sizeof(sm100_control) <= sm100::LAYOUT.control_bytes);

@@ -24,16 +24,33 @@ ATTUNE_CUDA_LAYOUT unsigned attune_cuda_forward_sm100_warps(unsigned block_m)
     return 4 + block_m / 128 * 4 + (attune_cuda_forward_sm100_corrects(block_m) ? 4 : 0) + 4;
 }
 
-/* In tensor memory, for each 128 rows of queries: S[128][N], in whose first half P is stored in 16 bits, and
+/* Shared memory of a CTA, and a tile of O: 128 rows of 64 columns of 16 bits. */
+#define ATTUNE_CUDA_SM100_SHARED 232448
+#define ATTUNE_CUDA_SM100_O_TILE 16384
+
+/*
+ * In tensor memory, for each 128 rows of queries: S[128][N], in whose first half P is stored in 16 bits, and
  * O[128][Dv]. group_columns are those of 128 rows; columns are allocated by powers of two. With a correction warp group
- * two words for each row, which the softmax warps hand over, follow the barriers. */
+ * shared memory has two words for each row besides, which the softmax warps hand over, and between V and the barriers
+ * as many tiles of O as there is space for and a query tile has, up to four: TMA stores them to global memory.
+ */
 ATTUNE_CUDA_LAYOUT attune_cuda_forward_tma_layout attune_cuda_forward_sm100(attune_cuda_tile t)
 {
-    const unsigned rows = attune_cuda_forward_sm100_corrects(t.block_m) ? t.block_m * 8 : 0;
     attune_cuda_forward_tma_layout l = attune_cuda_forward_tma(t, 64, 42);
-    l.rows = l.key_terms;
-    l.key_terms += rows;
-    l.size += rows;
+    if (attune_cuda_forward_sm100_corrects(t.block_m)) {
+        const unsigned most = t.block_m / 128 * (attune_cuda_round_up(t.head_dim_v, 64) / 64);
+        l.rows = l.key_terms;
+        l.key_terms += 8 * t.block_m;
+        l.size += 8 * t.block_m;
+        while (l.o_tiles < most && l.o_tiles < 4 && l.size + ATTUNE_CUDA_SM100_O_TILE <= ATTUNE_CUDA_SM100_SHARED) {
+            l.o_tiles++;
+            l.size += ATTUNE_CUDA_SM100_O_TILE;
+        }
+        l.o = l.control;
+        l.control += l.o_tiles * ATTUNE_CUDA_SM100_O_TILE;
+        l.rows += l.o_tiles * ATTUNE_CUDA_SM100_O_TILE;
+        l.key_terms += l.o_tiles * ATTUNE_CUDA_SM100_O_TILE;
+    }
     l.o_columns = attune_cuda_round_up(t.head_dim_v, 16);
     l.group_columns = t.block_n + l.o_columns;
     l.columns = 32;

@@ -511,6 +511,15 @@ __device__ __forceinline__ void tensor_load_pair(u32 to, const tensor_map *map, 
                  : "memory");
 }
 
+/* TMA: stores the map's box at [b][h][row][column] from shared memory; what is outside of the tensor is left out. */
+__device__ __forceinline__ void tensor_store(const tensor_map *map, u32 from, int column, int row, int h, int b)
+{
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];\n"
+                 "cp.async.bulk.commit_group;" ::"l"(map),
+                 "r"(from), "r"(column), "r"(row), "r"(h), "r"(b)
+                 : "memory");
+}
+
 /* Loads contiguous bytes to shared memory; they count at `barrier`. */
 __device__ __forceinline__ void bulk_load(u32 to, const void *from, u32 bytes, u64 *barrier)
 {
@@ -528,7 +537,7 @@ __device__ __forceinline__ void bulk_add(float *to, u32 from, u32 bytes)
                  : "memory");
 }
 
-/* Waits until the thread's bulk additions have read their sources; and until they are complete. */
+/* Waits until the thread's bulk additions and stores have read their sources; and until they are complete. */
 __device__ __forceinline__ void bulk_wait_read()
 {
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");

@@ -37,6 +37,8 @@ typedef struct attune__cuda_family {
     /* The items that CTAs take for each tile of keys; NULL = one. */
     uint32_t (*items)(attune_cuda_tile tile);
     bool splits_tail;
+    /* The forward kernel's parameters end with a tensor map of O, and whether TMA can store it. */
+    bool stores_o;
 } attune__cuda_family;
 
 extern const attune__cuda_family attune__cuda_family_sm80, attune__cuda_family_sm80_atomic, attune__cuda_family_sm90a,

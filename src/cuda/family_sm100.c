@@ -45,4 +45,5 @@ const attune__cuda_family attune__cuda_family_sm100a = {
     .dq_ctas = dq_ctas,
     .cluster = cluster,
     .items = items,
+    .stores_o = true,
 };

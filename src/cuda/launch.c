@@ -141,12 +141,19 @@ static bool encode_all(const attune__cuda_program *program, const attune__forwar
            attune__cuda_encode(driver, &call->v, rows, true, &maps[2]);
 }
 
+/* For stores of 128 rows of 16-bit elements. False where the kernel stores O itself. */
+static bool encode_o(const attune__cuda_program *program, const attune__forward *call, attune__cu_tensor_map *map)
+{
+    return program->family->stores_o && call->o.dtype != ATTUNE_F32 &&
+           attune__cuda_encode(&attune__cuda_of(program->base.device)->driver, &call->o, 128, false, map);
+}
+
 /* Needs the current context: the driver encodes tensor maps only within one. */
 static attune_status launch(const attune__cuda_program *program, attune__cuda_queue *queue, const attune__forward *call,
                             uint64_t *value)
 {
     attune__cuda_device *device = attune__cuda_of(program->base.device);
-    attune__cu_tensor_map maps[3];
+    attune__cu_tensor_map maps[4] = {0};
     const attune__cuda_loaded *kernel =
         program->family->plan->tma && !encode_all(program, call, maps) ? &program->fallback : &program->kernel;
     int64_t tiles = (call->q_len + kernel->block_m - 1) / kernel->block_m;
@@ -157,7 +164,8 @@ static attune_status launch(const attune__cuda_program *program, attune__cuda_qu
     tiles *= call->heads * call->batch;
     const int64_t grid = kernel->resident && kernel->resident < tiles ? kernel->resident : tiles;
     attune_cuda_arguments arguments = attune__cuda_arguments_of(program, call);
-    void *parameters[] = {&arguments, &maps[0], &maps[1], &maps[2]};
+    int stores_o = encode_o(program, call, &maps[3]);
+    void *parameters[] = {&arguments, &maps[0], &maps[1], &maps[2], &maps[3], &stores_o};
     attune_status status = attune__cuda_queue_begin(queue, call->seconds != NULL);
     if (status != ATTUNE_OK)
         return status;

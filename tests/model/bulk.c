@@ -172,7 +172,7 @@ void model_barrier_committed(cta *c, uint32_t address, int agent, uint32_t clock
 /* ----------------------------------------------------------------------------------------------------------- copies */
 
 typedef struct bulk_copy {
-    enum { COPY_TENSOR, COPY_BULK, COPY_PEER, COPY_WORD, ADD_BULK } kind;
+    enum { COPY_TENSOR, COPY_BULK, COPY_PEER, COPY_WORD, ADD_BULK, STORE_TENSOR } kind;
     cta *to_cta, *from_cta;
     uint32_t to, from, bytes;
     const unsigned char *global;
@@ -248,6 +248,27 @@ static void load_tile(const bulk_copy *c)
         }
 }
 
+/* The bytes of a row of a tile that are inside the tensor, and their address. 0: none. */
+static uint32_t row_inside(const bulk_copy *c, uint32_t row, unsigned char **address)
+{
+    const model_tensor_map *m = &c->map;
+    const int64_t at[4] = {c->at[0], (int64_t)c->at[1] + row, c->at[2], c->at[3]};
+    for (int i = 0; i < 4; i++)
+        if (at[i] < 0 || (uint64_t)at[i] >= m->size[i])
+            return 0;
+    *address = (unsigned char *)(uintptr_t)m->address + (uint64_t)at[0] * 2 + (uint64_t)at[1] * m->stride[0] +
+               (uint64_t)at[2] * m->stride[1] + (uint64_t)at[3] * m->stride[2];
+    const uint64_t columns = m->size[0] - (uint64_t)at[0];
+    return 2 * (columns < m->box[0] ? (uint32_t)columns : m->box[0]);
+}
+
+/* Where TMA has 16 bytes of a row of 64 columns, with the 128-byte swizzle. */
+static uint32_t swizzled(uint32_t tile, uint32_t row, uint32_t byte)
+{
+    const uint32_t dense = tile + row * 128 + byte;
+    return dense ^ (dense >> 7 & 7) << 4;
+}
+
 static void read_values(bulk_copy *c)
 {
     c->values = malloc(c->bytes);
@@ -265,12 +286,25 @@ static void add(bulk_copy *c)
     free(c->values);
 }
 
+static void store_tile(bulk_copy *c)
+{
+    unsigned char *to;
+    if (!c->values)
+        read_values(c);
+    for (uint32_t row = 0; row < c->map.box[1]; row++) {
+        const uint32_t bytes = row_inside(c, row, &to);
+        for (uint32_t i = 0; i < bytes; i += 2)
+            memcpy(to + i, (unsigned char *)c->values + swizzled(c->from, row, i) - c->from, 2);
+    }
+    free(c->values);
+}
+
 static void complete(size_t i)
 {
     bulk_copy c = copies[i];
     copies[i] = copies[--copy_count];
-    if (c.kind == ADD_BULK) {
-        add(&c);
+    if (c.kind == ADD_BULK || c.kind == STORE_TENSOR) {
+        (c.kind == ADD_BULK ? add : store_tile)(&c);
         return;
     }
     unsigned char *to = c.to_cta->shared + c.to;
@@ -288,6 +322,7 @@ static void complete(size_t i)
         memcpy(to, &c.word, sizeof c.word);
         break;
     case ADD_BULK:
+    case STORE_TENSOR:
         break;
     }
     model_async_ends(c.to_cta, c.to, c.bytes, c.barrier->agent, c.barrier->phase + 1);
@@ -330,6 +365,49 @@ void model_bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t bar
     begin(&c, model_cta, barrier, pc);
 }
 
+/* The thread's place among those that read shared memory asynchronously. */
+static int adder_of(thread *t, void *pc)
+{
+    if (t->adder >= 0)
+        return t->adder;
+    if (t->cta->adders == MODEL_ADDERS)
+        model_report(pc, "the model has %d threads of a CTA that make bulk additions or stores", MODEL_ADDERS);
+    return t->adder = model_readers - MODEL_ADDERS + t->cta->adders++;
+}
+
+/* cp.async.bulk.tensor to global memory, and its commit_group: of a tile of rows of 64 columns */
+void model_tensor_store(const void *map, uint32_t from, const int *at)
+{
+    void *pc = __builtin_return_address(0);
+    thread *me = model_now;
+    bulk_copy c = {.kind = STORE_TENSOR, .from_cta = model_cta, .from = from, .by = me};
+    memcpy(&c.map, map, sizeof c.map);
+    memcpy(c.at, at, sizeof c.at);
+    if (c.map.magic != MODEL_TENSOR_MAP || (uintptr_t)map % 64)
+        model_report(pc, "%p is no tensor map", map);
+    if (from % 128)
+        model_report(pc, "a tile at byte %u of shared memory, which is no multiple of 128", from);
+    if (c.map.box[2] != 1 || c.map.box[3] != 1)
+        model_report(pc, "the model stores boxes of one head and batch");
+    c.bytes = c.map.box[0] * c.map.box[1] * 2;
+    model_shared_bytes(model_cta, from, c.bytes, pc);
+    const int adder = adder_of(me, pc);
+    finding f = {.kind = FOUND_NOTHING};
+    me->bulk_groups++;
+    for (uint32_t row = 0; row < c.map.box[1]; row++) {
+        unsigned char *to;
+        const uint32_t bytes = row_inside(&c, row, &to);
+        if (bytes)
+            model_check_global(to, bytes, true, pc);
+        for (uint32_t i = 0; i < bytes; i += 16)
+            model_async_read(model_cta, swizzled(from, row, i), bytes - i < 16 ? bytes - i : 16, model_cta->rank, adder,
+                             me->bulk_groups, me->clock, &f, pc);
+    }
+    if (f.kind)
+        model_report_finding(&f, "stores", pc);
+    push(&c);
+}
+
 /* cp.reduce.async.bulk, and its commit_group */
 void model_bulk_add(float *to, uint32_t from, uint32_t bytes)
 {
@@ -341,13 +419,8 @@ void model_bulk_add(float *to, uint32_t from, uint32_t bytes)
                      (void *)to);
     model_check_global(to, bytes, true, pc);
     model_shared_bytes(c, from, bytes, pc);
-    if (me->adder < 0) {
-        if (c->adders == MODEL_ADDERS)
-            model_report(pc, "the model has %d threads of a CTA that make bulk additions", MODEL_ADDERS);
-        me->adder = model_readers - MODEL_ADDERS + c->adders++;
-    }
     finding f = {.kind = FOUND_NOTHING};
-    model_async_read(c, from, bytes, c->rank, me->adder, ++me->bulk_groups, me->clock, &f, pc);
+    model_async_read(c, from, bytes, c->rank, adder_of(me, pc), ++me->bulk_groups, me->clock, &f, pc);
     if (f.kind)
         model_report_finding(&f, "adds", pc);
     push(&(bulk_copy){.kind = ADD_BULK, .from_cta = c, .from = from, .bytes = bytes, .sums = to, .by = me});
@@ -359,7 +432,7 @@ void model_bulk_wait(int read_only)
     thread *me = model_now;
     for (size_t i = copy_count; i-- > 0;) {
         bulk_copy *c = &copies[i];
-        if (c->by != me || c->kind != ADD_BULK)
+        if (c->by != me || (c->kind != ADD_BULK && c->kind != STORE_TENSOR))
             continue;
         if (read_only && !c->values)
             read_values(c);

@@ -423,6 +423,7 @@ static const model_machine machine = {
     .tcgen05 = model_tcgen05_issue,
     .tcgen05_commit = model_tcgen05_commit,
     .spin = spin,
+    .tensor_store = model_tensor_store,
 };
 
 static bool prepare(void)

@@ -105,7 +105,7 @@ typedef struct model_machine {
     void (*tensor_load)(uint32_t to, const void *map, uint32_t barrier, int barrier_at, const int *at);
     void (*bulk_load)(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier);
     void (*bulk_add)(float *to, uint32_t from, uint32_t bytes);
-    /* Until the thread's bulk additions have read their sources, or are complete. */
+    /* Until the thread's bulk additions and stores have read their sources, or are complete. */
     void (*bulk_wait)(int read_only);
     /* To the peer, whose barrier counts the bytes. */
     void (*copy_peer)(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier);
@@ -119,6 +119,7 @@ typedef struct model_machine {
     void (*tcgen05_commit)(uint32_t barrier, int ctas, uint32_t mask);
     /* For loops that wait for another thread. */
     void (*spin)(void);
+    void (*tensor_store)(const void *map, uint32_t from, const int *at);
 } model_machine;
 
 /* Defined by the kernel's library. */

@@ -147,7 +147,7 @@ static const char *agent_name(int agent, char *text, size_t size)
         snprintf(text, size, "%s of warp %d%s",
                  model_ctas[rank].warps[i - own].tensor_sequence ? "tcgen05.mma" : "wgmma", i - own, peer);
     else if (i < own + model_readers)
-        snprintf(text, size, "a bulk addition%s", peer);
+        snprintf(text, size, "a bulk addition or store%s", peer);
     else
         snprintf(text, size, "an asynchronous copy for an mbarrier%s", peer);
     return text;

@@ -15,7 +15,7 @@
 #define MODEL_SHARED    232448
 #define MODEL_CTAS      2  /* of a cluster, at most */
 #define MODEL_MBARRIERS 64 /* of a CTA, at most */
-#define MODEL_ADDERS    8  /* threads of a CTA that make bulk additions, at most */
+#define MODEL_ADDERS    8  /* threads of a CTA that make bulk additions or stores, at most */
 #define MODEL_READERS   (MODEL_THREADS / 32 + MODEL_ADDERS)
 
 /*
@@ -251,6 +251,7 @@ void model_tensor_load(uint32_t to, const void *map, uint32_t barrier, int barri
 void model_bulk_load(uint32_t to, const void *from, uint32_t bytes, uint32_t barrier);
 void model_bulk_add(float *to, uint32_t from, uint32_t bytes);
 void model_bulk_wait(int read_only);
+void model_tensor_store(const void *map, uint32_t from, const int *at);
 void model_copy_peer(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier);
 void model_store_peer(uint32_t to, uint32_t value, uint32_t barrier);
 void model_store_cluster(uint32_t to, const void *from, uint32_t size);

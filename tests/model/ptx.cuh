@@ -435,6 +435,12 @@ __device__ __forceinline__ void tensor_load_pair(u32 to, const tensor_map *map, 
     model->tensor_load(to, map, shared_address(barrier), MODEL_FIRST, at);
 }
 
+__device__ __forceinline__ void tensor_store(const tensor_map *map, u32 from, int column, int row, int h, int b)
+{
+    int at[4] = {column, row, h, b};
+    model->tensor_store(map, from, at);
+}
+
 __device__ __forceinline__ void bulk_load(u32 to, const void *from, u32 bytes, u64 *barrier)
 {
     model->bulk_load(to, from, bytes, shared_address(barrier));

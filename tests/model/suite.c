@@ -202,7 +202,7 @@ static const model_case hopper_faults[] = {
      .dtype = ATTUNE_F16,
      .gradients = true,
      .fault = "add_dq_backward_sm90.cuh|            bulk_wait_read();|",
-     .report = "which a bulk addition read"},
+     .report = "which a bulk addition or store read"},
     /* A consumer waits for the wrong phase of dQ's buffer. */
     {.architecture = "90",
      .row = CASE_window,
@@ -393,8 +393,7 @@ static const model_case blackwell_faults[] = {
      .dtype = ATTUNE_F16,
      .options = SM100,
      .fault = "correction_sm100.cuh|        barrier_wait(&own.o_full, o_phase);\n        tmem_fence_after();\n        "
-              "store(|"
-              "        store(",
+              "if|        if",
      .report = "of tensor memory, which"},
     /* O is rescaled while P V of the key tile before adds to it. */
     {.architecture = "100",
@@ -419,6 +418,27 @@ static const model_case blackwell_faults[] = {
          "correction_sm100.cuh|    producer_acquire<&group_control::rows>(g, r);\n    w.factor_or_sum[threadIdx.x % "
          "128] = (|    w.factor_or_sum[threadIdx.x % 128] = (",
      .report = "of shared memory, which"},
+    /* O is staged, and read by TMA, without a fence. */
+    {.architecture = "100",
+     .row = CASE_dense_128,
+     .dtype = ATTUNE_F16,
+     .options = SM100,
+     .fault = "correction_sm100.cuh|        fence_async();|",
+     .report = "without a fence of the asynchronous proxy"},
+    /* A tile of O is overwritten while TMA reads it. */
+    {.architecture = "100",
+     .row = CASE_dense_128,
+     .dtype = ATTUNE_F16,
+     .options = SM100,
+     .fault = "correction_sm100.cuh|                bulk_wait_read();|",
+     .report = "which a bulk addition or store read"},
+    /* O is staged without the swizzle that its map has. */
+    {.architecture = "100",
+     .row = CASE_dense_128,
+     .dtype = ATTUNE_F16,
+     .options = SM100,
+     .fault = "correction_sm100.cuh|to + (chunk ^ row % 8) * 16|to + chunk * 16",
+     .report = "of shared memory, which nobody has written"},
     /* The first product is added to what nobody has written. */
     {.architecture = "100",
      .row = CASE_dense_128,
@@ -445,7 +465,7 @@ static const model_case blackwell_faults[] = {
      .row = CASE_dense_128,
      .dtype = ATTUNE_F16,
      .options = SM100,
-     .fault = "correction_sm100.cuh|sm100::O_COLUMN), a, coord,|sm100::O_COLUMN + 512), a, coord,",
+     .fault = "correction_sm100.cuh|sm100::O_COLUMN);\n        int first|sm100::O_COLUMN + 512);\n        int first",
      .report = "of tensor memory, which is not allocated"},
     /* Every warp takes the lanes of the first. */
     {.architecture = "100",
@@ -526,7 +546,7 @@ static const model_case blackwell_backward_faults[] = {
     BACKWARD_FAULT(window, "        wait_tensor(&c.tiles.dq.full[0], phase);|", "of tensor memory, which"),
     /* dQ is overwritten in shared memory while its bulk addition reads it. */
     BACKWARD_FAULT(window, "            if (row == 0)\n                bulk_wait_read();|",
-                   "which a bulk addition read"),
+                   "which a bulk addition or store read"),
     /* dK and dV are stored before their products are complete. */
     BACKWARD_FAULT(window, "            wait_tensor(&c.sums_full, sums_phase);|            ;",
                    "of tensor memory, which"),

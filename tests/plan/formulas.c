@@ -101,8 +101,12 @@ static uint64_t sm100a(const attune_plan_choice *c, numbers x)
     }
     const uint64_t rows = (x.d > 64 || x.dv > 64 ? 1 : 2) * x.m;
     const uint64_t words = x.words ? up(x.stages * (16 + x.words * x.n * 4), 128) : 0;
-    return rows * x.d * 2 + x.stages * x.n * (x.d + x.dv) * 2 + up(336 + 56 * x.stages, 128) + (x.m == 256 ? 2048 : 0) +
-           words;
+    const uint64_t all = rows * x.d * 2 + x.stages * x.n * (x.d + x.dv) * 2 + up(336 + 56 * x.stages, 128) + words;
+    if (x.m != 256)
+        return all;
+    /* Two words for each row, and of 227 KiB tiles of O with 64 of its columns: at most four, of two groups of rows. */
+    const uint64_t most_tiles = x.dv / 32 < 4 ? x.dv / 32 : 4, tiles = (232448 - all - 2048) / 16384;
+    return all + 2048 + 16384 * (all + 2048 > 232448 ? 0 : tiles < most_tiles ? tiles : most_tiles);
 }
 
 static uint64_t scalar(const attune_plan_choice *c, numbers x, bool portable)
