@@ -82,7 +82,7 @@ ATTUNE_CUDA_LAYOUT attune_cuda_forward_sm80_layout attune_cuda_decode_sm80(attun
 
 ATTUNE_CUDA_LAYOUT unsigned attune_cuda_serving_sm80_rows(attune_cuda_tile t)
 {
-    /* Each row may be that of another sequence: its lengths, and for each row two bytes. */
+    /* Each row may be that of another sequence: its lengths, and two bytes. */
     return ATTUNE_CUDA_SERVING_TILE + (t.shares ? 16 + t.block_m * (48 + 2) : 0);
 }
 

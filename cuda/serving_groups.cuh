@@ -45,6 +45,33 @@ __device__ __forceinline__ tile_coord row_coord(const attune_cuda_arguments &a, 
     return {t.b, t.h + row - q * group, t.h_kv, q};
 }
 
+/* Whether a packed row is computed: that of another member need not be, computes_again(). */
+template <typename TILE>
+__device__ __forceinline__ bool is_computed(const attune_cuda_arguments &a, const TILE &t, int row)
+{
+    if constexpr (SHARES)
+        return t.only < 0 || group_of(t).of_query[row / known_here(a.heads / known_here(a.kv_heads))] == t.only;
+    return true;
+}
+
+/* After a part of a group: whether its members are now computed one after another. Over the union of their intervals
+ * of keys a tile may have values that no row of a member sees, and that its own tile would not read: where they are not
+ * finite, their products with 0 are NaN (`bad`), and a member's results would depend on the others'. */
+template <typename TILE> __device__ __forceinline__ bool computes_again(TILE &t, bool bad)
+{
+    if constexpr (SHARES && config::HAVE_MASK_RANGE) {
+        if (t.members == 1)
+            return false;
+        int next = t.only + 1;
+        if (!__syncthreads_or(next ? next < t.members : bad))
+            return false;
+        if (threadIdx.x == 0)
+            t.only = next;
+        return true;
+    }
+    return false;
+}
+
 /* Finds the members of an item: the sequences after its own whose first parts, which others compute, include its part.
  * Each warp finds them, and the first one stores them. */
 template <typename TILE>

@@ -75,6 +75,7 @@ __device__ __forceinline__ void place_item(TILE &t, const attune_cuda_serving &s
     t.slot = of.slot + at * max(of.items, 1) - of.others;
     t.counter = of.counter + at;
     t.members = 1;
+    t.only = -1;
     t.part_keys = max(((const attune_cuda_schedule *)s.schedule)->part_keys, BLOCK_N);
 }
 

@@ -47,6 +47,7 @@ template <bool SHARES> struct group_of_tile {
 };
 template <> struct group_of_tile<true> {
     int members;   /* sequences of the tile; 1 = that of its first rows */
+    int only;      /* the member that is computed; -1 = all */
     int part_keys; /* parts begin at its multiples */
 };
 

@@ -96,7 +96,7 @@ __device__ __forceinline__ range tile_range(const attune_cuda_arguments &a, cons
     range all = {t.kv_len, 0};
 #pragma unroll 1
     for (int i = (int)threadIdx.x % 32; i < BLOCK_M && t.kv_len > 0; i += 32)
-        if (t.row + i < t.rows) {
+        if (t.row + i < t.rows && is_computed(a, t, t.row + i)) {
             range r = row_range(a, sequence_of(a, t, t.row + i), row_coord(a, t, t.row + i));
             if (r.low < r.high) {
                 all.low = min(all.low, r.low);
@@ -543,16 +543,22 @@ __device__ __forceinline__ void store_sum(const float *o, const float *ml, const
         *(float2 *)(to + PART_ML + row * 2) = make_float2(mine.m, mine.l);
 }
 
-/* Merges the warps' results, and stores those of the tile, or of its part. */
-__device__ __forceinline__ void store(const float *o, const float *ml, const attune_cuda_arguments &a,
+/* Merges the warps' results, and stores those of the tile, or of its part. Returns whether the part of a group has an
+ * element that is not finite. */
+__device__ __forceinline__ bool store(const float *o, const float *ml, const attune_cuda_arguments &a,
                                       const attune_cuda_serving &s, const tile &t, float factor)
 {
+    bool bad = false;
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < BLOCK_M * HEAD_DIM_V; i += THREADS) {
         int row = i / HEAD_DIM_V, d = i - row * HEAD_DIM_V;
         if (t.row + row >= t.rows)
             break;
+        if (!is_computed(a, t, t.row + row))
+            continue;
         recomputed_element x = merge_groups(o, ml, row, d, factor);
+        if (SHARES)
+            bad = bad || (!finite(x.o) && finite(x.l));
         if (adds_fixed(t))
             x = with_sum(s, t, row, d, x, factor);
         if (config::PARTS && t.parts > 1)
@@ -560,6 +566,7 @@ __device__ __forceinline__ void store(const float *o, const float *ml, const att
         else
             finish(a, s, t, row_coord(a, t, t.row + row), d, x, factor);
     }
+    return bad;
 }
 
 /* Stores the sums of the parts. */
@@ -598,13 +605,15 @@ __device__ __forceinline__ void finish_members(const attune_cuda_arguments &a, c
         for (int i = 0; i < members; i++) {
             if (!g.finished[i])
                 continue;
-            tile own;
-            find_member(own, g.member[i], a, s);
+            /* In shared memory alone: the addresses of its rows are taken. */
             if (threadIdx.x == 0)
-                t = own;
+                find_member(t, g.member[i], a, s);
             __syncthreads();
-            find_fixed(own, tile_range(a, t), false);
-            store_parts(a, s, own, factor);
+            range seen = tile_range(a, t);
+            if (threadIdx.x == 0)
+                find_fixed(t, seen, false);
+            __syncthreads();
+            store_parts(a, s, t, factor);
             __syncthreads();
         }
     }
@@ -654,7 +663,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         do {
             range seen = tile_range(a, rows);
             if (FIXED)
-                find_fixed(found, seen, more);
+                find_fixed(found, seen, more && (!SHARES || found.parts == 1));
             if (config::PARTS)
                 seen = part_range(seen, found);
             if (threadIdx.x == 0)
@@ -761,10 +770,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             if (more)
                 store_sum((const float *)memory, (const float *)(memory + AT.ml), s, t, factor);
             else
-                store((const float *)memory, (const float *)(memory + AT.ml), a, s, t, factor);
-            if (SHARES && t.parts > 1)
+                more =
+                    computes_again(t, store((const float *)memory, (const float *)(memory + AT.ml), a, s, t, factor));
+            if (SHARES && !more && t.parts > 1)
                 finish_members(a, s, t, factor);
-            else if (config::PARTS && t.parts > 1 && last_of_parts(a, s, t))
+            else if (!SHARES && config::PARTS && t.parts > 1 && last_of_parts(a, s, t))
                 store_parts(a, s, t, factor);
             __syncthreads();
             if (more) {

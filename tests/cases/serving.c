@@ -121,6 +121,8 @@ static const serving_case cases[] = {
      ATTUNE_F8E4M3, 0, 2},
     {"gather_first", 4, 2, 64, 64, 1024, CAUSAL, NULL, GATHER | SHARED | PREFIX | SPLIT | FIRST | NAN_V, prompted, NULL,
      0, 0, 0},
+    {"gather_nan", 4, 2, 64, 64, 1024, "q >= kv && kv > b % 2 * 100", NULL, GATHER | SHARED | PREFIX | SPLIT | NAN_V,
+     prompted_even, NULL, 0, 0, 0},
 };
 
 /* Whether kernels may have rows of several sequences in a tile. */

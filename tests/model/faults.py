@@ -51,6 +51,9 @@ FAULTS = [
     ('case=gather_tree cases serving_cases/cuda', 'serving_sm80.cu', 'base = rows_of_q(a, sequence_of(a, t, t.row + row));', 'base = rows_of_q(a, t);', ORACLE),
     # A sequence has the partial results of the one whose items have the parts that it shares.
     ('case=gather_tree cases serving_cases/cuda', 'serving_groups.cuh', '(query0 - of.query0) * (a.heads / a.kv_heads)', '0', ORACLE),
+    # Rows that do not see a NaN, and whose own tiles do not read it, have it from those that do.
+    ('case=gather_nan cases serving_cases/cuda', 'serving_groups.cuh', 'if (t.members == 1)\n            return false;', 'return false;',
+     'other bits where sequences share keys'),
     # Rows of a group are looked up before they are stored.
     ('case=gather_tree cases serving_cases/cuda', 'serving_groups.cuh', '            t = found;\n        __syncthreads();', '            t = found;', SHARED),
     # ------------------------------------------------------------------------------------------------------- append
