@@ -56,15 +56,12 @@ static void add_kernel(made_kernels *p, const attune__program_desc *desc, attune
     p->each[p->count++] = (made_kernel){.kernel = kernel, .desc = desc, .role = role};
 }
 
+/* The longest to compile come first: NVRTC's front end serves one thread at a time. */
 static attune_status choose_kernels(made_kernels *p, const attune_limits *limits, const attune__program_desc *desc,
                                     attune__cuda_program *program)
 {
     const bool back = desc->choice->direction == ATTUNE_BACKWARD;
     add_kernel(p, desc, ATTUNE__CUDA_MAIN, &program->kernel);
-    if (back)
-        add_kernel(p, desc, ATTUNE__CUDA_DELTA, &program->delta);
-    if (attune__cuda_has_role(desc, ATTUNE__CUDA_APPEND))
-        add_kernel(p, desc, ATTUNE__CUDA_APPEND, &program->append);
     const attune__program_desc *plain = desc;
     if (program->family->has_fallback) {
         p->second = *desc;
@@ -77,7 +74,10 @@ static attune_status choose_kernels(made_kernels *p, const attune_limits *limits
     if (back) {
         program->separate_dk_dv = plain->variant->separate_dk_dv;
         add_kernel(p, plain, ATTUNE__CUDA_ROWS, &program->rows);
+        add_kernel(p, desc, ATTUNE__CUDA_DELTA, &program->delta);
     }
+    if (attune__cuda_has_role(desc, ATTUNE__CUDA_APPEND))
+        add_kernel(p, desc, ATTUNE__CUDA_APPEND, &program->append);
     return ATTUNE_OK;
 }
 
