@@ -7,10 +7,8 @@
 #include "base/error.h"
 
 static const attune__opencl_family *const families[] = {
-    &attune__opencl_family_lanes,
-    &attune__opencl_family_subgroup,
-    &attune__opencl_family_portable,
-    &attune__opencl_family_serving,
+    &attune__opencl_family_lanes,   &attune__opencl_family_subgroup, &attune__opencl_family_portable,
+    &attune__opencl_family_serving, &attune__opencl_family_decode,
 };
 
 attune_status attune__opencl_family_find(const attune_plan_choice *choice, const attune__opencl_family **family)

@@ -17,6 +17,7 @@ typedef struct attune__opencl_entry {
 typedef struct attune__opencl_family {
     const attune__family *plan;
     attune__opencl_entry forward, backward;
+    const char *serving; /* over a cache: the file of `forward`, where it is another one */
     const char *combine; /* over a cache: the entry point that merges the parts of tiles */
     bool has_aligned;    /* each pass has a second kernel, for calls whose tensors are aligned */
     /* Adds the constants that other families do not have, with those of the layout. */
@@ -28,7 +29,7 @@ typedef struct attune__opencl_family {
 } attune__opencl_family;
 
 extern const attune__opencl_family attune__opencl_family_lanes, attune__opencl_family_subgroup,
-    attune__opencl_family_portable, attune__opencl_family_serving;
+    attune__opencl_family_portable, attune__opencl_family_serving, attune__opencl_family_decode;
 
 /* UNSUPPORTED if this version has no kernel of the choice's family for its pass. */
 attune_status attune__opencl_family_find(const attune_plan_choice *choice, const attune__opencl_family **family);

@@ -87,7 +87,8 @@ static attune_status begin_forward(const attune__opencl_device *device, const at
 {
     const attune_plan_choice *c = desc->choice;
     const attune__opencl_tile tile = {c->workgroup_invocations, c->block_m, c->block_n};
-    *text = attune__opencl_text_begin(device, desc, family->forward.file, &tile, aligned);
+    const char *const file = desc->shape->tokens && family->serving ? family->serving : family->forward.file;
+    *text = attune__opencl_text_begin(device, desc, file, &tile, aligned);
     return family->define(device, desc, &tile, aligned, text);
 }
 
@@ -102,29 +103,44 @@ static attune_status build_forward(attune__opencl_device *device, const attune__
 }
 
 /* Of any type of keys and values. */
+static attune_status build_over_cache(attune__opencl_device *device, const attune__program_desc *desc,
+                                      const attune__opencl_family *family, bool aligned, attune__opencl_kernel *kernel)
+{
+    attune__opencl_text text;
+    ATTUNE__TRY(begin_forward(device, desc, family, aligned, &text));
+    return attune__opencl_kernel_build(device, &text, family->forward.name, desc->choice->workgroup_invocations,
+                                       desc->invocations, kernel);
+}
+
+static attune_status launch_over_cache(attune__opencl_device *device, const attune__program_desc *desc,
+                                       attune__opencl_kernel *kernel)
+{
+    attune__opencl_setter setter = set_nothing(device, kernel);
+    attune__opencl_serving_set(&setter, NULL, NULL);
+    attune__opencl_set_captures(&setter, desc->mask, NULL);
+    attune__opencl_set_captures(&setter, desc->score, NULL);
+    return attune__opencl_kernel_first(device, kernel, setter.error);
+}
+
 static attune_status build_serving(attune__opencl_device *device, const attune__program_desc *desc,
                                    const attune__opencl_family *family, attune__opencl_program *program)
 {
     attune__opencl_kernel *kernel = &program->forward;
     const attune_plan_choice *c = desc->choice;
-    attune__opencl_text text;
-    ATTUNE__TRY(begin_forward(device, desc, family, false, &text));
     program->parts = attune__shaders_parts_make(desc->shape, &device->base.info.limits, c->block_m);
-    ATTUNE__TRY(attune__opencl_kernel_build(device, &text, family->forward.name, c->workgroup_invocations,
-                                            desc->invocations, kernel));
-    attune__opencl_setter setter;
+    ATTUNE__TRY(build_over_cache(device, desc, family, false, kernel));
     if (program->parts.slots) {
         ATTUNE__TRY(
             attune__opencl_kernel_also(device, kernel, family->combine, c->workgroup_invocations, &program->combine));
-        setter = set_nothing(device, &program->combine);
+        attune__opencl_setter setter = set_nothing(device, &program->combine);
         attune__opencl_serving_set(&setter, NULL, NULL);
         ATTUNE__TRY(attune__opencl_kernel_first(device, &program->combine, setter.error));
     }
-    setter = set_nothing(device, kernel);
-    attune__opencl_serving_set(&setter, NULL, NULL);
-    attune__opencl_set_captures(&setter, desc->mask, NULL);
-    attune__opencl_set_captures(&setter, desc->score, NULL);
-    return attune__opencl_kernel_first(device, kernel, setter.error);
+    ATTUNE__TRY(launch_over_cache(device, desc, kernel));
+    if (!attune__opencl_has_aligned(device, family))
+        return ATTUNE_OK;
+    ATTUNE__TRY(build_over_cache(device, desc, family, true, &program->aligned));
+    return launch_over_cache(device, desc, &program->aligned);
 }
 
 static attune_status build_combine(attune__opencl_device *device, const attune__program_desc *desc,

@@ -38,6 +38,13 @@ static uint64_t decode_bytes(const attune__decode_layout *l)
     return bytes;
 }
 
+static uint64_t few_rows_bytes(const attune__few_rows_layout *l)
+{
+    uint64_t bytes = 0;
+#include "shaders/layout_few_rows.h"
+    return bytes;
+}
+
 static uint64_t backward_bytes(const attune__backward_layout *l)
 {
     uint64_t bytes = 0;
@@ -140,6 +147,7 @@ const char *attune__forward_layout_make(uint32_t block_m, uint32_t block_n, uint
 
 #define MOST_FOUND      32 /* keys that the lanes of a subgroup find, whose bits are one word */
 #define MOST_HELD_ROWS  4  /* with more, Q is read from shared memory at each use */
+#define MOST_TEAM_KEYS  32 /* whose bits are one word */
 #define OTHER_REGISTERS 48
 
 const char *attune__decode_layout_make(uint32_t block_m, uint32_t block_n, uint32_t warps, uint32_t lanes,
@@ -176,6 +184,47 @@ const char *attune__decode_layout_make(uint32_t block_m, uint32_t block_n, uint3
     l.bytes = decode_bytes(&l);
     l.registers = 4 * ((l.HOLD_Q ? l.HELD_COUNT : 0) + l.O_COUNT) + (is_f32 ? 8 : 4) * (l.K_COUNT + l.V_COUNT) +
                   l.PAIRS + OTHER_REGISTERS;
+    *layout = l;
+    return NULL;
+}
+
+const char *attune__few_rows_layout_make(uint32_t block_m, uint32_t block_n, uint32_t threads,
+                                         attune__few_rows_shape shape, attune__few_rows_layout *layout)
+{
+    const uint32_t groups = most(shape.head_dim, shape.head_dim_v) / 8, columns = shape.head_dim_v / 4;
+    attune__few_rows_layout l = {.KEY_LANES = 1, .ROUND_ROWS = block_m};
+    while (l.KEY_LANES < groups)
+        l.KEY_LANES *= 2;
+    if (l.KEY_LANES > threads)
+        return "eight elements of a key's row are each thread's: num_warps has too few of them";
+    l.TEAMS = threads / l.KEY_LANES;
+    l.KEYS = block_n / l.TEAMS;
+    if (!l.KEYS)
+        return "the threads of num_warps read more keys at once";
+    if (l.KEYS > MOST_TEAM_KEYS)
+        return "the threads that share a key have at most 32 keys";
+    l.PAIRS = block_m * l.KEYS;
+    l.PAIR_GROUPS = (l.PAIRS + 3) / 4;
+    l.SCORES = (l.PAIRS + l.KEY_LANES - 1) / l.KEY_LANES;
+    l.FINDS = (block_n + threads - 1) / threads;
+    l.HOLD_Q = block_m <= MOST_HELD_ROWS;
+    l.HELD_COUNT = l.HOLD_Q ? 2 * block_m : 1;
+    l.Q_SIZE = l.HOLD_Q ? 1 : 2 * block_m * l.KEY_LANES;
+    /* As many rows of the teams' results at once as there is memory for the shares of a tile's products. */
+    const uint32_t shares = (l.PAIRS * threads + 3) / 4;
+    while (l.ROUND_ROWS > 1 && l.ROUND_ROWS * l.TEAMS * columns > shares)
+        l.ROUND_ROWS /= 2;
+    l.POOL_SIZE = most(shares, l.ROUND_ROWS * l.TEAMS * columns);
+    l.ROUND_SIZE = (l.ROUND_ROWS * columns + threads - 1) / threads;
+    l.SUM_SIZE = block_m / l.ROUND_ROWS * l.ROUND_SIZE;
+    l.S_STRIDE = l.PAIR_GROUPS | 1;
+    l.S_SIZE = l.TEAMS * l.S_STRIDE;
+    l.STATES_SIZE = l.TEAMS * block_m;
+    l.KEYS_SIZE = 2 * block_n;
+    l.FACTORS_SIZE = shape.has_factors ? 2 * block_n : 1;
+    l.bytes = few_rows_bytes(&l);
+    l.registers =
+        8 * block_m * (l.HOLD_Q ? 2 : 1) + (shape.is_f32 ? 16 : 8) * l.KEYS + l.PAIRS + 2 * block_m + OTHER_REGISTERS;
     *layout = l;
     return NULL;
 }

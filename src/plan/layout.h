@@ -22,6 +22,12 @@ typedef struct attune__decode_layout {
     uint32_t registers; /* of a lane, about */
 } attune__decode_layout;
 
+typedef struct attune__few_rows_layout {
+#include "shaders/layout_few_rows.h"
+    uint64_t bytes;
+    uint32_t registers; /* of an item, about */
+} attune__few_rows_layout;
+
 typedef struct attune__backward_layout {
 #include "shaders/layout_backward.h"
     uint64_t bytes;
@@ -67,6 +73,15 @@ const char *attune__forward_layout_make(uint32_t block_m, uint32_t block_n, uint
 const char *attune__decode_layout_make(uint32_t block_m, uint32_t block_n, uint32_t warps, uint32_t lanes,
                                        uint32_t head_dim, uint32_t head_dim_v, bool is_f32,
                                        attune__decode_layout *layout);
+
+typedef struct attune__few_rows_shape {
+    uint32_t head_dim, head_dim_v;
+    bool is_f32, has_factors; /* elements of 32 bits; rows of K or V with a factor of their own */
+} attune__few_rows_shape;
+
+/* shaders/opencl/decode.cl. */
+const char *attune__few_rows_layout_make(uint32_t block_m, uint32_t block_n, uint32_t threads,
+                                         attune__few_rows_shape shape, attune__few_rows_layout *layout);
 
 /* Bytes of shared memory that a kernel over a cache has besides. */
 uint64_t attune__serving_layout_bytes(uint32_t block_n);

@@ -64,6 +64,44 @@ static bool draw_subgroup(const case_suite *s, uint64_t number, case_job *job)
     return made;
 }
 
+/* OpenCL's kernel of few rows, by name. */
+static bool make_few(const case_suite *s, uint32_t row, uint32_t variant, case_job *job)
+{
+    const bool made = make_row(s, row, variant, job);
+    job->c.options =
+        job->c.preferred ? "{\"KERNEL\": \"opencl_decode\", \"SPLIT_KV\": 3}" : "{\"KERNEL\": \"opencl_decode\"}";
+    return made;
+}
+
+/* The table's rows of few queries, one after another. */
+static bool draw_few(const case_suite *s, uint64_t number, case_job *job)
+{
+    static const uint32_t rows[] = {
+        CASE_decode,
+        CASE_decode_few,
+        CASE_decode_softcap,
+        CASE_nan_hidden_decode,
+        CASE_decode_misaligned,
+        CASE_decode_keys,
+        CASE_decode_keys_of_head,
+        CASE_mixed_decode,
+        CASE_mixed_decode_few,
+        CASE_mixed_decode_output,
+        CASE_decode_long,
+        CASE_infinite_split,
+        CASE_infinite_split_masked,
+        CASE_shared_k_decode,
+        CASE_nan_hidden_decode_steep,
+        CASE_sinks_decode,
+        CASE_sinks_decode_masked,
+        CASE_head_512_decode,
+        CASE_decode_256,
+        CASE_o_alone_split,
+    };
+    const uint64_t count = sizeof rows / sizeof rows[0], at = test_seed() + number;
+    return make_few(s, rows[at % count], (uint32_t)(at / count % s->dtype_count), job);
+}
+
 static bool draw_float(const case_suite *s, uint64_t number, case_job *job)
 {
     const bool made = draw(s, number, job);
@@ -173,6 +211,16 @@ static const case_suite forward_opencl = {.backend = "opencl",
 static const case_suite forward_subgroup = {
     .backend = "opencl", .subgroups = true, .dtypes = dtypes, .dtype_count = 3, .draw = draw_subgroup, .random = 8};
 
+/* All rows in all types at scale 15. */
+static const case_suite forward_few = {.backend = "opencl",
+                                       .dtypes = dtypes,
+                                       .dtype_count = 3,
+                                       .row = make_few,
+                                       .variants = 3,
+                                       .draw = draw_few,
+                                       .random = 4};
+ROW_TEST(forward_few, decode_dense)
+
 #define ROW(name, ...)                                                                                                 \
     ROW_TEST(forward_cpu, name)                                                                                        \
     ROW_TEST(forward_tiles, name)                                                                                      \
@@ -237,4 +285,9 @@ Test(forward_random, opencl)
 Test(forward_random, opencl_subgroup)
 {
     case_suite_random(&forward_subgroup);
+}
+
+Test(forward_random, opencl_few)
+{
+    case_suite_random(&forward_few);
 }

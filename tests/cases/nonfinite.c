@@ -17,12 +17,14 @@ static const char *const vulkan_options[] = {
     NULL,
     "{\"SPLIT_KV\": 3}",
 };
+static const char *const opencl_options[] = {NULL, "{\"KERNEL\": \"opencl_decode\"}", "{\"SPLIT_KV\": 3}"};
 static const char *const split_options[] = {NULL, NULL, "{\"SPLIT_KV\": 3}"};
 
 static const char *options_of(const char *backend, uint64_t i)
 {
-    return !strcmp(backend, "vulkan") ? vulkan_options[i % (sizeof vulkan_options / sizeof *vulkan_options)]
-                                      : split_options[i % (sizeof split_options / sizeof *split_options)];
+    return !strcmp(backend, "vulkan")   ? vulkan_options[i % (sizeof vulkan_options / sizeof *vulkan_options)]
+           : !strcmp(backend, "opencl") ? opencl_options[i % (sizeof opencl_options / sizeof *opencl_options)]
+                                        : split_options[i % (sizeof split_options / sizeof *split_options)];
 }
 
 static bool draw(const case_suite *s, uint64_t number, case_job *job)

@@ -128,7 +128,7 @@ static const serving_case cases[] = {
 /* Whether kernels may have rows of several sequences in a tile. */
 static bool gathers(const serving_case *c)
 {
-    return !(c->options && strstr(c->options, "vulkan_decode"));
+    return !(c->options && strstr(c->options, "_decode"));
 }
 
 static attune_expr *parse(attune_instance *instance, attune_expr_kind kind, const char *text)
@@ -545,9 +545,14 @@ Test(serving_cases, opencl)
     run_some("opencl", "{\"KERNEL\": \"opencl_serving\"}", 4);
 }
 
+Test(serving_cases, opencl_decode)
+{
+    run_some("opencl", "{\"KERNEL\": \"opencl_decode\"}", 4);
+}
+
 /* Small enough for an interpreter of kernels (.ci/opencl): keys in parts, with a schedule of the step and the call's
  * own. */
-Test(serving_cases, opencl_small)
+static void run_small(const char *kernel)
 {
     static const serving_case small[] = {
         {"small", 2, 1, 16, 16, 8, CAUSAL, NULL, SPLIT | SINKS | LIST, few, NULL, 0, 0, 0},
@@ -555,11 +560,23 @@ Test(serving_cases, opencl_small)
     attune_instance *instance;
     OK(attune_instance_create(NULL, &instance));
     attune_device *device = device_or_skip(instance, "opencl");
-    for (uint64_t seed = 0; seed < 2; seed++)
-        run_case(instance, device, &small[0], ATTUNE_F32, seed);
-    run_case(instance, device, &small[1], ATTUNE_F32, 2);
+    for (uint64_t seed = 0; seed < 3; seed++) {
+        serving_case c = small[seed / 2];
+        c.options = kernel;
+        run_case(instance, device, &c, ATTUNE_F32, seed);
+    }
     attune_device_destroy(device);
     attune_instance_destroy(instance);
+}
+
+Test(serving_cases, opencl_small)
+{
+    run_small(NULL);
+}
+
+Test(serving_cases, opencl_decode_small)
+{
+    run_small("{\"KERNEL\": \"opencl_decode\"}");
 }
 
 static bool named(const char *names, const char *name)

@@ -57,6 +57,31 @@ Test(choose, opencl_threads)
     EXPECT_ERROR("opencl-minimum", &p, "{\"num_warps\": 4}", ATTUNE_DOES_NOT_FIT, "needs 4 invocations", "num_warps 1");
 }
 
+/* By name alone: a thread has four keys in flight, with eight rows as well, and a unit one workgroup. */
+Test(choose, opencl_decode)
+{
+    attune_problem p = problem_of(ATTUNE_F16, 128, 1, 32768);
+    p.heads = 32, p.kv_heads = 8, p.batch = 1;
+    cr_expect_str_eq(plan("opencl-nvidia", &p, NULL).kernel, "opencl_portable");
+    attune_plan_choice c = plan("opencl-nvidia", &p, "{\"KERNEL\": \"opencl_decode\"}");
+    cr_expect(c.block_m == 4 && c.block_n == 64 && c.workgroup_invocations == 256, "%u x %u, %u", c.block_m, c.block_n,
+              c.workgroup_invocations);
+    cr_expect(c.split_kv == 16 && c.occupancy == 1, "%u parts, %u", c.split_kv, c.occupancy);
+    p.heads = 64;
+    c = plan("opencl-nvidia", &p, "{\"KERNEL\": \"opencl_decode\"}");
+    cr_expect(c.block_m == 8 && c.block_n == 64, "%u x %u", c.block_m, c.block_n);
+#define DECODES "{\"KERNEL\": \"opencl_decode\", \"FORCE_USE_FLEX_ATTENTION\": false, "
+    /* Each eight columns of a key have a thread. */
+    EXPECT_ERROR("opencl-nvidia", &p, DECODES "\"num_warps\": 1, \"BLOCK_N\": 1}", ATTUNE_INVALID_ARGUMENT,
+                 "BLOCK_N is 1", "read more keys at once");
+    EXPECT_ERROR("opencl-nvidia", &p, DECODES "\"BLOCK_M\": 16}", ATTUNE_INVALID_ARGUMENT, "BLOCK_M is 16",
+                 "at most 8");
+#undef DECODES
+    p = problem_of(ATTUNE_F16, 128, 2048, 2048);
+    EXPECT_ERROR("opencl-nvidia", &p, "{\"KERNEL\": \"opencl_decode\"}", ATTUNE_UNSUPPORTED, "opencl_decode",
+                 "it is for decode");
+}
+
 /* A plan for long keys has the kernel that one for short keys has: its parts are as many as the driver's bound
  * requires. */
 Test(choose, lanes_decode_any_number_of_keys)

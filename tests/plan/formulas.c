@@ -135,6 +135,24 @@ static uint64_t few_rows(const attune_limits *l, numbers x)
     return 16 * (q / lanes <= 4 ? 1 : 2 * q) + x.warps * x.m * (4 * x.dv + 8);
 }
 
+static bool has_factors(attune_dtype dtype)
+{
+    return dtype == ATTUNE_F8E4M3 || dtype == ATTUNE_F8E5M2 || dtype == ATTUNE_I8;
+}
+
+/* Q where it is not held, of all columns; a float of each thread for each pair of a row and one of the keys that the
+ * thread has a share of, or O of a row of each key's threads; the scores, maxima and sums of those; the places of two
+ * tiles' keys, and their factors. */
+static uint64_t opencl_few_rows(numbers x, bool factors)
+{
+    uint64_t lanes = 1;
+    while (8 * lanes < most(x.d, x.dv))
+        lanes *= 2;
+    const uint64_t teams = x.threads / lanes, pairs = x.m * (x.n / teams);
+    return (x.m <= 4 ? 16 : 32 * x.m * lanes) + most(up(4 * pairs * x.threads, 16), 4 * teams * x.dv) +
+           16 * teams * (up(pairs, 4) / 4 | 1) + 8 * teams * x.m + 32 * x.n + (factors ? 16 * x.n : 8);
+}
+
 /* A kernel of backward: B, B2, and A, A2 where they are not held; P, dS and the rows' states. */
 static uint64_t coopmat_backward(const attune_limits *l, uint64_t outer, uint64_t inner, numbers x, bool keys)
 {
@@ -217,6 +235,8 @@ uint64_t formula_bytes(const attune_limits *limits, const attune_problem *proble
     }
     if (!strcmp(c->kernel, "vulkan_decode"))
         return few_rows(limits, x);
+    if (!strcmp(c->kernel, "opencl_decode"))
+        return opencl_few_rows(x, has_factors(dtype) || has_factors(problem->v_dtype));
     if (!strcmp(c->kernel, "vulkan_subgroup") || !strcmp(c->kernel, "opencl_subgroup"))
         return scalar(c, x, false);
     if (!strcmp(c->kernel, "vulkan_portable") || !strcmp(c->kernel, "opencl_portable"))

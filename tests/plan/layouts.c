@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* The layouts of Vulkan's kernels cover their tiles and waste nothing; the bounds on loops count each one. */
+/* The layouts of Vulkan's and OpenCL's kernels cover their tiles and waste nothing; the bounds on loops count each one.
+ */
 #include <criterion/criterion.h>
 
 #include "attune/attune.h"
@@ -44,6 +45,34 @@ Test(layouts, of_backward)
                     for (size_t j = 0; j < COUNT(dims); j++)
                         for (int keys = 0; keys < 2; keys++)
                             check_backward(outer, inner, threads, dims[i], dims[j], keys);
+}
+
+/* The keys, columns, pairs and results of opencl/decode.cl each have an item, and none has two. */
+static void check_few_rows(uint32_t m, uint32_t n, uint32_t threads, uint32_t d, uint32_t dv)
+{
+    attune__few_rows_layout l;
+    if (attune__few_rows_layout_make(m, n, threads, (attune__few_rows_shape){d, dv, false, false}, &l))
+        return;
+    const uint32_t widest = d > dv ? d : dv;
+#define HOLDS(...) cr_assert((__VA_ARGS__), "%u x %u, %u threads, %u, %u: %s", m, n, threads, d, dv, #__VA_ARGS__)
+    HOLDS(l.KEY_LANES * l.TEAMS == threads && l.TEAMS * l.KEYS == n);
+    HOLDS(8 * l.KEY_LANES >= widest && (l.KEY_LANES == 1 || 4 * l.KEY_LANES < widest));
+    HOLDS(l.PAIRS == m * l.KEYS && is_ceil(l.PAIR_GROUPS, 4, l.PAIRS) && is_ceil(l.SCORES, threads, l.PAIRS * l.TEAMS));
+    HOLDS(is_ceil(l.FINDS, threads, n) && l.S_STRIDE % 2 == 1 && l.S_STRIDE >= l.PAIR_GROUPS);
+    HOLDS(4 * l.POOL_SIZE >= l.PAIRS * threads && m % l.ROUND_ROWS == 0);
+    HOLDS(l.POOL_SIZE >= l.ROUND_ROWS * l.TEAMS * (dv / 4) && is_ceil(l.ROUND_SIZE, threads, l.ROUND_ROWS * dv / 4));
+    HOLDS(l.SUM_SIZE == m / l.ROUND_ROWS * l.ROUND_SIZE);
+#undef HOLDS
+}
+
+Test(layouts, of_few_rows_on_opencl)
+{
+    for (uint32_t m = 1; m <= 8; m *= 2)
+        for (uint32_t n = 1; n <= 1024; n *= 2)
+            for (uint32_t threads = 1; threads <= 512; threads *= 2)
+                for (size_t i = 0; i < COUNT(dims); i++)
+                    for (size_t j = 0; j < COUNT(dims); j++)
+                        check_few_rows(m, n, threads, dims[i], dims[j]);
 }
 
 /* As devices report them: NVIDIA's, Intel's, AMD's, llvmpipe's. */

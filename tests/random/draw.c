@@ -142,7 +142,7 @@ static void draw_options(rng *r, attune_direction direction, attune_backend back
     } kernels[] = {{3, {"cpu", "cpu_bf16", "cpu_amx"}},
                    {5, {"vulkan_portable", "vulkan_subgroup", "vulkan_lanes", "vulkan_coopmat", "vulkan_decode"}},
                    {4, {"cuda_sm80", "cuda_sm90a", "cuda_sm80_atomic", "cuda_sm100a"}},
-                   {4, {"opencl_portable", "opencl_lanes", "opencl_subgroup", "opencl_serving"}}};
+                   {5, {"opencl_portable", "opencl_lanes", "opencl_subgroup", "opencl_serving", "opencl_decode"}}};
     *o = (attune_pass_options){0};
     if (rng_chance(r, 45)) {
         const int of = (int)backend - ATTUNE_BACKEND_CPU;

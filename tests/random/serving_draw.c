@@ -211,6 +211,8 @@ static void draw_options(rng *r, attune_backend backend, attune_pass_options *o)
     *o = (attune_pass_options){0};
     if (backend == ATTUNE_BACKEND_VULKAN && rng_chance(r, 60))
         (void)snprintf(o->kernel, sizeof o->kernel, "%s", kernels[rng_range(r, 1, 3)]);
+    if (backend == ATTUNE_BACKEND_OPENCL && rng_chance(r, 50))
+        (void)snprintf(o->kernel, sizeof o->kernel, "opencl_decode");
     o->block_m = rng_chance(r, 40) ? tiles[rng_range(r, 0, 5)] : 0;
     o->block_n = rng_chance(r, 40) ? tiles[rng_range(r, 0, 5)] : 0;
     o->num_stages = rng_chance(r, 20) ? stages[rng_range(r, 0, 3)] : 0;

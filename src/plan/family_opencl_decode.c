@@ -1,0 +1,180 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * OpenCL's kernel of few rows (shaders/opencl/decode.cl). BLOCK_N follows from the threads, and from how many keys a
+ * thread has in flight: as many as registers and local memory allow, up to eight.
+ */
+#include "plan/family_opencl.h"
+#include "plan/layout.h"
+
+#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
+
+#define MOST_KEYS      8     /* that a thread has in flight */
+#define MOST_HOST_KEYS 2     /* of drivers on the CPU, which keep registers in memory */
+#define THREADS        256   /* whose loads are enough for a compute unit */
+#define HOST_THREADS   64    /* which a driver on the CPU computes one after another */
+#define MOST_REGISTERS 192   /* of a thread, by the layout's estimate */
+#define MOST_DEVICE    232   /* without spills */
+#define MOST_SHARED    46080 /* of the 48 KiB that most GPUs let a workgroup have */
+
+static const attune__tile tiles[] = {ATTUNE__TILE(8, 64, 1, 0), ATTUNE__TILE(4, 64, 1, 0), ATTUNE__TILE(2, 64, 1, 0),
+                                     ATTUNE__TILE(1, 64, 1, 0)};
+
+static const attune__tile *decode_tiles(const attune__search *search, uint32_t *count)
+{
+    (void)search;
+    *count = COUNT(tiles);
+    return tiles;
+}
+
+static uint32_t threads_of(const attune__search *search, const attune__tile *tile)
+{
+    return tile->value[ATTUNE__NUM_WARPS] * attune__floor2(attune__shaders_lanes(search->limits));
+}
+
+static bool has_factor(attune_dtype dtype)
+{
+    return dtype == ATTUNE_F8E4M3 || dtype == ATTUNE_F8E5M2 || dtype == ATTUNE_I8;
+}
+
+attune__few_rows_shape attune__opencl_few_rows_shape(const attune__shape *s)
+{
+    return (attune__few_rows_shape){
+        .head_dim = s->head_dim,
+        .head_dim_v = s->head_dim_v,
+        .is_f32 = s->k_dtype == ATTUNE_F32 || s->v_dtype == ATTUNE_F32,
+        .has_factors = has_factor(s->k_dtype) || has_factor(s->v_dtype),
+    };
+}
+
+static const char *make(const attune__search *search, const attune__tile *tile, attune__few_rows_layout *layout)
+{
+    return attune__few_rows_layout_make(tile->value[ATTUNE__BLOCK_M], tile->value[ATTUNE__BLOCK_N],
+                                        threads_of(search, tile), attune__opencl_few_rows_shape(search->shape), layout);
+}
+
+/* Whether a thread has room for the tile's loads, and a workgroup for its products. */
+static bool has_room(const attune__search *search, const attune__tile *tile)
+{
+    const attune_limits *limits = search->limits;
+    attune__few_rows_layout layout;
+    return !make(search, tile, &layout) && layout.KEYS <= (limits->host ? MOST_HOST_KEYS : MOST_KEYS) &&
+           layout.registers <= MOST_REGISTERS && layout.bytes <= MOST_SHARED && layout.bytes <= limits->shared_memory;
+}
+
+/* Whether the tiles of keys fit the lengths, and the blocks and parts that they may not cross. */
+static bool fits_keys(const attune__search *search, uint32_t n)
+{
+    const attune__shape *s = search->shape;
+    const bool blocks = s->block_mask && !s->tokens && s->mask_kv_block % n;
+    return !blocks && s->split_keys % n == 0 && n / 2 < s->kv_len;
+}
+
+static void clamp(const attune__search *search, attune__tile *tile)
+{
+    const attune_limits *limits = search->limits;
+    uint32_t *warps = &tile->value[ATTUNE__NUM_WARPS], *n = &tile->value[ATTUNE__BLOCK_N];
+    const uint32_t lanes = attune__floor2(attune__shaders_lanes(limits));
+    const bool free_warps = !(search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS));
+    attune__clamp_decode(search, tile, 1);
+    if (free_warps) {
+        /* A thread for each eight elements of a row, at least. */
+        const uint32_t dim =
+            search->shape->head_dim > search->shape->head_dim_v ? search->shape->head_dim : search->shape->head_dim_v;
+        uint32_t wanted = limits->host ? HOST_THREADS : THREADS;
+        while (wanted < dim / 8)
+            wanted *= 2;
+        for (*warps = 1; *warps * 2 * lanes <= wanted && *warps * 2 * lanes <= limits->workgroup_invocations;)
+            *warps *= 2;
+    }
+    attune__few_rows_layout layout;
+    if (search->forced & ATTUNE__BIT(ATTUNE__BLOCK_N)) {
+        while (free_warps && *warps > 1 && make(search, tile, &layout))
+            *warps /= 2;
+        return;
+    }
+    /* The largest that there is room for; fewer threads where one round of their loads is too much. */
+    for (;; *warps /= 2) {
+        for (*n = 1024; *n > 1; *n /= 2)
+            if (fits_keys(search, *n) && has_room(search, tile))
+                return;
+        if (*warps <= 1 || !free_warps)
+            break;
+    }
+    /* The smallest that the threads can have. */
+    for (*n = 1; *n < 1024; *n *= 2)
+        if (!make(search, tile, &layout))
+            return;
+}
+
+static const char *reject_tile(const attune__search *search, const attune__tile *tile, attune__option *option)
+{
+    const uint32_t *v = tile->value;
+    const char *why = attune__reject_numbers(search, tile, 0, 1024, option);
+    if (why)
+        return why;
+    *option = ATTUNE__BLOCK_M;
+    if (v[ATTUNE__BLOCK_M] > tiles[0].value[ATTUNE__BLOCK_M])
+        return "it must be at most 8";
+    *option = ATTUNE__NUM_WARPS;
+    if (!attune__is_power2(v[ATTUNE__NUM_WARPS]))
+        return "it must be a power of two";
+    *option = ATTUNE__BLOCK_N;
+    if (search->shape->split_keys % v[ATTUNE__BLOCK_N])
+        return "it must divide problem.split_keys";
+    *option = search->forced & ATTUNE__BIT(ATTUNE__BLOCK_N) ? ATTUNE__BLOCK_N : ATTUNE__BLOCK_M;
+    attune__few_rows_layout layout;
+    why = make(search, tile, &layout);
+    if (why)
+        return why;
+    return !search->limits->host && layout.registers > MOST_DEVICE ? "a thread has too few registers" : NULL;
+}
+
+/* As many parts of the keys as workgroups of THREADS have: fewer threads are as many more. */
+static attune__cost cost(const attune__search *search, const attune__tile *tile)
+{
+    const uint32_t threads = threads_of(search, tile);
+    attune__cost c = {
+        .shared = UINT64_MAX,
+        .invocations = threads,
+        .most_resident = threads < THREADS ? THREADS / threads : 1,
+    };
+    attune__few_rows_layout layout;
+    if (!make(search, tile, &layout))
+        c.shared = layout.bytes;
+    return c;
+}
+
+static const char *reject_problem(const attune__search *search)
+{
+    return search->pass == ATTUNE__PASS_FORWARD && !search->shape->tokens
+               ? "it is for decode, and for calls over a cache (problem.tokens)"
+               : NULL;
+}
+
+static const char *reject_automatic(const attune__search *search)
+{
+    (void)search;
+    return "no GPU has run it: by name alone";
+}
+
+const attune__family attune__opencl_few_rows = {
+    .name = "opencl_decode",
+    .backend = ATTUNE_BACKEND_OPENCL,
+    .sinks = true,
+    .serving = true,
+    .fixed_splits = true,
+    .heads_above_256 = true,
+    .dtypes = ATTUNE__CACHE_DTYPES,
+    .mixes = 1u << ATTUNE__PASS_FORWARD | 1u << ATTUNE__PASS_DECODE,
+    .reject_problem = reject_problem,
+    .reject_automatic = reject_automatic,
+    .options = {ATTUNE__SHADERS_LOOP | ATTUNE__BIT(ATTUNE__NUM_WARPS) | ATTUNE__FORWARD_TILE,
+                ATTUNE__SHADERS_LOOP | ATTUNE__BIT(ATTUNE__NUM_WARPS) | ATTUNE__FORWARD_TILE |
+                    ATTUNE__BIT(ATTUNE__SPLIT_KV),
+                0},
+    .tiles = decode_tiles,
+    .clamp = clamp,
+    .reject_tile = reject_tile,
+    .cost = cost,
+    .workspace = attune__shaders_workspace_bytes,
+};
