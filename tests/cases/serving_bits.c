@@ -64,8 +64,9 @@ static void many_lengths(many *m, random_state *r)
     cr_assert(m->q_start[MANY] <= MANY_TOKENS);
 }
 
-/* `shared`: the sequences whose rows may be in one tile. */
-static void many_create(many *m, const char *backend, uint32_t threads, int sequences, uint32_t shared)
+/* `kernel`: NULL = the planner's. `shared`: the sequences whose rows may be in one tile. */
+static void many_create(many *m, const char *backend, const char *kernel, uint32_t threads, int sequences,
+                        uint32_t shared)
 {
     memset(m, 0, sizeof *m);
     random_state r = {test_seed()};
@@ -94,7 +95,10 @@ static void many_create(many *m, const char *backend, uint32_t threads, int sequ
                                     .page = 16,
                                     .split_keys = 256,
                                     .shared_sequences = shared};
-    OK(attune_plan_create(m->device, &problem, NULL, &m->plan));
+    attune_kernel_options options = {.struct_size = sizeof options};
+    if (kernel)
+        (void)snprintf(options.fwd.kernel, sizeof options.fwd.kernel, "%s", kernel);
+    OK(attune_plan_create(m->device, &problem, &options, &m->plan));
     attune_expr_destroy(mask);
     const size_t half = sizeof m->pool / sizeof m->pool[0] / 2;
     m->cache = (attune_cache){.struct_size = sizeof m->cache,
@@ -198,11 +202,12 @@ static int gathered(const many *m)
 
 /* A sequence has the same bits alone and in a batch, with a schedule of the step or the call's own, and whether shared
  * keys are named; those of the first run. */
-static void run_bits(const char *backend, uint32_t threads, bool first_run, int sequences, uint32_t together)
+static void run_bits(const char *backend, const char *kernel, uint32_t threads, bool first_run, int sequences,
+                     uint32_t together)
 {
     static many m;
     static float expected[sizeof m.o / sizeof m.o[0]];
-    many_create(&m, backend, threads, sequences, together);
+    many_create(&m, backend, kernel, threads, sequences, together);
     many_run(&m);
     if (first_run)
         memcpy(expected, m.o, sizeof expected);
@@ -256,19 +261,24 @@ static void run_bits(const char *backend, uint32_t threads, bool first_run, int 
 Test(serving_bits, batch_threads_schedule_and_prefix)
 {
     for (uint32_t threads = 1; threads < 6; threads += 2)
-        run_bits("cpu", threads, threads == 1, MANY, 0);
+        run_bits("cpu", NULL, threads, threads == 1, MANY, 0);
 }
 
 Test(serving_bits, opencl)
 {
-    run_bits("opencl", 1, true, MANY, 0);
-    run_bits("opencl", 1, false, MANY, 8);
+    run_bits("opencl", NULL, 1, true, MANY, 0);
+    run_bits("opencl", NULL, 1, false, MANY, 8);
+}
+
+Test(serving_bits, opencl_decode)
+{
+    run_bits("opencl", "opencl_decode", 1, true, 10, 0);
 }
 
 Test(serving_bits, vulkan)
 {
-    run_bits("vulkan", 1, true, 10, 0);
-    run_bits("vulkan", 1, false, 10, 8);
+    run_bits("vulkan", NULL, 1, true, 10, 0);
+    run_bits("vulkan", NULL, 1, false, 10, 8);
 }
 
 /* Schedules of other lengths, of which some are wrong: anything within the rows of the batch, and nothing is kept. */
@@ -277,7 +287,7 @@ static void run_other_lengths(const char *backend, int sequences)
     static many m;
     static float expected[sizeof m.o / sizeof m.o[0]];
     random_state r = {test_seed() + 3};
-    many_create(&m, backend, 1, sequences, sequences < 8 ? (uint32_t)sequences : 8);
+    many_create(&m, backend, NULL, 1, sequences, sequences < 8 ? (uint32_t)sequences : 8);
     m.batch.shared = wrapped(&m, m.shared, ATTUNE_I32, 1, sequences, 0, 0, 0);
     m.args.schedule = m.schedule;
     for (int round = 0; round < 6; round++) {
@@ -324,8 +334,8 @@ static void run_other_lengths(const char *backend, int sequences)
 
 Test(serving_bits, cuda)
 {
-    run_bits("cuda", 1, true, MANY, 0);
-    run_bits("cuda", 1, false, MANY, 8);
+    run_bits("cuda", NULL, 1, true, MANY, 0);
+    run_bits("cuda", NULL, 1, false, MANY, 8);
 }
 
 Test(serving_bits, cuda_other_lengths)
@@ -341,7 +351,7 @@ Test(serving_bits, opencl_other_lengths)
 Test(serving_bits, model)
 {
     model_or_skip();
-    run_bits("cuda", 1, true, 5, 0);
-    run_bits("cuda", 1, false, 5, 5);
+    run_bits("cuda", NULL, 1, true, 5, 0);
+    run_bits("cuda", NULL, 1, false, 5, 5);
     run_other_lengths("cuda", 5);
 }
