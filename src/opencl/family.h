@@ -17,9 +17,10 @@ typedef struct attune__opencl_entry {
 typedef struct attune__opencl_family {
     const attune__family *plan;
     attune__opencl_entry forward, backward;
-    const char *serving; /* over a cache: the file of `forward`, where it is another one */
-    const char *combine; /* over a cache: the entry point that merges the parts of tiles */
-    bool has_aligned;    /* each pass has a second kernel, for calls whose tensors are aligned */
+    const char *serving;    /* over a cache: the file of `forward`, where it is another one */
+    const char *combine;    /* over a cache: the entry point that merges the parts of tiles */
+    uint32_t combine_items; /* elsewhere: items that share four columns of a row when splits are merged; 0 = one */
+    bool has_aligned;       /* each pass has a second kernel, for calls whose tensors are aligned */
     /* Adds the constants that other families do not have, with those of the layout. */
     attune_status (*define)(const attune__opencl_device *device, const attune__program_desc *desc,
                             const attune__opencl_tile *tile, bool aligned, attune__opencl_text *text);

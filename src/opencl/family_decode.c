@@ -40,6 +40,7 @@ const attune__opencl_family attune__opencl_family_decode = {
     .forward = {"decode.cl", "attune_decode"},
     .serving = "decode_serving.cl",
     .combine = "attune_serving_combine",
+    .combine_items = 8,
     .has_aligned = true,
     .define = define,
 };

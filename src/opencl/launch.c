@@ -110,7 +110,8 @@ static attune_status prepare(run *r, bool decode)
     a->partials = (int64_t)base;
     a->score_table = (int64_t)(base + attune__split_size(&r->program->shape, a->splits, sizeof(float)));
     if (a->splits > 1) {
-        const uint64_t threads = r->program->combine.threads, groups = rows * (uint64_t)call->v.size[3] / 4;
+        const uint64_t threads = r->program->combine.threads / r->program->combine_items;
+        const uint64_t groups = rows * (uint64_t)call->v.size[3] / 4;
         a->partials_ml = (int64_t)(base + attune__split_ml(rows, a->splits, (uint64_t)call->v.size[3], sizeof(float)));
         r->combine = (groups + threads - 1) / threads;
     }

@@ -144,14 +144,20 @@ static attune_status build_serving(attune__opencl_device *device, const attune__
 }
 
 static attune_status build_combine(attune__opencl_device *device, const attune__program_desc *desc,
-                                   attune__opencl_kernel *kernel)
+                                   const attune__opencl_family *family, attune__opencl_program *program)
 {
     const uint32_t most = device->base.info.limits.workgroup_invocations, threads = most < 64 ? most : 64;
+    const bool shares = family->combine_items && threads % family->combine_items == 0;
     const attune__opencl_tile tile = {threads, desc->choice->block_m, desc->choice->block_n};
-    attune__opencl_text text = attune__opencl_text_begin(device, desc, "combine.cl", &tile, false);
+    const char *const file = shares ? "combine_items.cl" : "combine.cl";
+    attune__opencl_text text = attune__opencl_text_begin(device, desc, file, &tile, false);
     text.mask = NULL;
-    ATTUNE__TRY(attune__opencl_kernel_build(device, &text, "attune_combine", threads, desc->invocations, kernel));
-    return attune__opencl_launch_empty(device, kernel, 0, desc->score);
+    program->combine_items = shares ? family->combine_items : 1;
+    if (shares)
+        attune__opencl_add_define(&text, "COMBINE_ITEMS", family->combine_items);
+    ATTUNE__TRY(
+        attune__opencl_kernel_build(device, &text, "attune_combine", threads, desc->invocations, &program->combine));
+    return attune__opencl_launch_empty(device, &program->combine, 0, desc->score);
 }
 
 static attune_status build_all(attune__opencl_device *device, const attune__program_desc *desc,
@@ -168,7 +174,7 @@ static attune_status build_all(attune__opencl_device *device, const attune__prog
     ATTUNE__TRY(build_forward(device, desc, family, false, &program->forward));
     if (attune__opencl_has_aligned(device, family))
         ATTUNE__TRY(build_forward(device, desc, family, true, &program->aligned));
-    return desc->choice->split_kv > 1 ? build_combine(device, desc, &program->combine) : ATTUNE_OK;
+    return desc->choice->split_kv > 1 ? build_combine(device, desc, family, program) : ATTUNE_OK;
 }
 
 static attune_status create(attune_device *device, const attune__program_desc *desc, attune__program **program)

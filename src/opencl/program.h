@@ -98,6 +98,7 @@ typedef struct attune__opencl_program {
     attune__opencl_kernel forward;
     attune__opencl_kernel aligned; /* for calls whose tensors are; none: forward serves them */
     attune__opencl_kernel combine; /* none: no splits, or parts over a cache */
+    uint32_t combine_items;        /* of it, that share four columns of a row */
     /* of a plan over a cache */
     attune__shaders_parts parts;
     attune__opencl_kernel append, schedule;

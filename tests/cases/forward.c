@@ -64,12 +64,12 @@ static bool draw_subgroup(const case_suite *s, uint64_t number, case_job *job)
     return made;
 }
 
-/* OpenCL's kernel of few rows, by name. */
+/* OpenCL's kernel of few rows, by name; with parts in the row that an interpreter of kernels runs (.ci/opencl). */
 static bool make_few(const case_suite *s, uint32_t row, uint32_t variant, case_job *job)
 {
     const bool made = make_row(s, row, variant, job);
-    job->c.options =
-        job->c.preferred ? "{\"KERNEL\": \"opencl_decode\", \"SPLIT_KV\": 3}" : "{\"KERNEL\": \"opencl_decode\"}";
+    const bool splits = job->c.preferred || row == CASE_decode_dense;
+    job->c.options = splits ? "{\"KERNEL\": \"opencl_decode\", \"SPLIT_KV\": 3}" : "{\"KERNEL\": \"opencl_decode\"}";
     return made;
 }
 
