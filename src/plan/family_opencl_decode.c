@@ -106,6 +106,36 @@ static void clamp(const attune__search *search, attune__tile *tile)
             return;
 }
 
+/* Mesa's llvmpipe, below rusticl, silently ends all loops of a kernel after 65,535 iterations in total. Those that are
+ * not unrolled there are counted, with the last test of each, and doubled. */
+static uint32_t most_steps(const attune__search *search, const attune__tile *tile)
+{
+    const attune__shape *s = search->shape;
+    attune__few_rows_layout l;
+    if (!search->limits->host || attune__opencl_serving_width(search->limits) > 1)
+        return INT32_MAX;
+    if (make(search, tile, &l))
+        return 0;
+    const uint64_t m = tile->value[ATTUNE__BLOCK_M];
+    /* Loads, products, weights and sums; the search for the next tile, and its keys; sums of pairs. */
+    const uint64_t step = 16 + 2 * (l.KEYS + 1) + 3 * l.KEYS * (m + 2) + m * (l.KEYS + 3) + 2 * (l.FINDS + 1) +
+                          l.SCORES * (l.KEY_LANES / 4 + 3) + l.PAIR_GROUPS;
+    const uint64_t part = 2 * m + m / l.ROUND_ROWS * (l.ROUND_ROWS + l.ROUND_SIZE * (2 * l.TEAMS + 3) + 3) + 8;
+    const uint64_t parts = s->tokens && s->split_keys ? (uint64_t)s->kv_len / s->split_keys + 1 : 1;
+    const uint64_t outside = 2 * (parts * part + 4 * m + l.SUM_SIZE + 8), all = 65535;
+    return outside < all ? (uint32_t)((all - outside) / (2 * step)) : 0;
+}
+
+/* Decode is divided into parts whose loops a workgroup may run; an item of a batch may have all keys. */
+static bool loops_fit(const attune__search *search, const attune__tile *tile)
+{
+    const uint32_t n = tile->value[ATTUNE__BLOCK_N], most = most_steps(search, tile);
+    if (search->pass != ATTUNE__PASS_DECODE)
+        return (search->shape->kv_len + n - 1) / n <= most;
+    const bool forced = search->forced & ATTUNE__BIT(ATTUNE__SPLIT_KV);
+    return attune__decode_fewest(search->shape, n, most) <= (forced ? search->options.split_kv : ATTUNE__MOST_SPLITS);
+}
+
 static const char *reject_tile(const attune__search *search, const attune__tile *tile, attune__option *option)
 {
     const uint32_t *v = tile->value;
@@ -126,7 +156,10 @@ static const char *reject_tile(const attune__search *search, const attune__tile 
     why = make(search, tile, &layout);
     if (why)
         return why;
-    return !search->limits->host && layout.registers > MOST_DEVICE ? "a thread has too few registers" : NULL;
+    if (!search->limits->host && layout.registers > MOST_DEVICE)
+        return "a thread has too few registers";
+    *option = search->forced & ATTUNE__BIT(ATTUNE__SPLIT_KV) ? ATTUNE__SPLIT_KV : ATTUNE__BLOCK_N;
+    return loops_fit(search, tile) ? NULL : "there are more keys than the driver lets one workgroup read";
 }
 
 /* As many parts of the keys as workgroups of THREADS have: fewer threads are as many more. */
@@ -177,4 +210,5 @@ const attune__family attune__opencl_few_rows = {
     .reject_tile = reject_tile,
     .cost = cost,
     .workspace = attune__shaders_workspace_bytes,
+    .most_steps = most_steps,
 };

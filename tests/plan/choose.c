@@ -76,10 +76,13 @@ Test(choose, opencl_decode)
                  "BLOCK_N is 1", "read more keys at once");
     EXPECT_ERROR("opencl-nvidia", &p, DECODES "\"BLOCK_M\": 16}", ATTUNE_INVALID_ARGUMENT, "BLOCK_M is 16",
                  "at most 8");
-#undef DECODES
+    /* llvmpipe's bound on loops: parts of decode, and an item of a batch has all keys. */
+    cr_expect_gt(plan("rusticl", &p, "{\"KERNEL\": \"opencl_decode\"}").split_kv, 10);
+    EXPECT_ERROR("rusticl", &p, DECODES "\"SPLIT_KV\": 2}", ATTUNE_INVALID_ARGUMENT, "SPLIT_KV is 2", "more keys");
     p = problem_of(ATTUNE_F16, 128, 2048, 2048);
     EXPECT_ERROR("opencl-nvidia", &p, "{\"KERNEL\": \"opencl_decode\"}", ATTUNE_UNSUPPORTED, "opencl_decode",
                  "it is for decode");
+#undef DECODES
 }
 
 /* A plan for long keys has the kernel that one for short keys has: its parts are as many as the driver's bound
