@@ -77,8 +77,9 @@ struct forward_config {
     static constexpr u32 K_OFFSET = LAYOUT.k, V_OFFSET = LAYOUT.v, CONTROL_OFFSET = LAYOUT.control;
     static constexpr u32 O_OFFSET = LAYOUT.o, O_TILE_BYTES = ATTUNE_CUDA_SM100_O_TILE;
     static constexpr u32 ROWS_OFFSET = LAYOUT.rows, KEY_TERMS_OFFSET = LAYOUT.key_terms;
+    static constexpr int S_BUFFERS = LAYOUT.s_buffers;
     static constexpr int TMEM_COLUMNS = (int)LAYOUT.columns;
-    static constexpr u32 GROUP_COLUMNS = LAYOUT.group_columns, O_COLUMN = BLOCK_N;
+    static constexpr u32 GROUP_COLUMNS = LAYOUT.group_columns, O_COLUMN = LAYOUT.s_buffers * BLOCK_N;
 
     static_assert(WARPS == attune_cuda_forward_sm100_warps(BLOCK_M), "the warp groups");
     static_assert(PRODUCER_REGISTERS + GROUPS * SOFTMAX_REGISTERS + (CORRECTS ? CORRECTION_REGISTERS : 0) +

@@ -46,10 +46,17 @@ __device__ __forceinline__ void zero_o(u32 o)
     tmem_wait_store();
 }
 
-/* 5: online softmax: rescales O, by whole warps, whose accesses to tensor memory are collective. alpha: 1 where the
- * row's reference has not risen. */
-__device__ __forceinline__ void rescale_o(u32 o, float alpha)
+/*
+ * 5: online softmax: waits for P V of the key tile before, and rescales O. That is by whole warps, whose accesses to
+ * tensor memory are collective. alpha: 1 where the row's reference has not risen. The wait is for each key tile, though
+ * few rescale: P V of the next, whose order it is, then never completes a phase that nobody has seen.
+ */
+__device__ __forceinline__ void correct_o(group_control &g, u32 o, u32 o_phase, float alpha)
 {
+    barrier_wait(&g.o_full, o_phase);
+    tmem_fence_after();
+    if (!__any_sync(0xffffffffu, alpha != 1.0f))
+        return;
     change_o(o, [&](float(&x)[16], int) {
 #pragma unroll
         for (int i = 0; i < 16; i++)
@@ -150,26 +157,24 @@ __device__ __forceinline__ void pass_sums(group_control &g, row_words &w, pipeli
 
 /* ------------------------------------------------------------------------------------------- correction warp group */
 
-/* 5: a key tile of all groups. o_phase: of P V of the key tile before. Returns whether it was the query tile's last. */
+/* 5: a key tile of all groups, with its buffer of S. o_phase: of P V of the key tile before. Returns whether it was the
+ * query tile's last. */
 __device__ __forceinline__ bool correct_tile(sm100_control &c, const row_words *rows, const pipeline_state &r,
-                                             u32 o_phase, bool first)
+                                             u32 buffer, u32 o_phase, bool first)
 {
     bool last = false;
 #pragma unroll 1
     for (int g = 0; g < sm100::GROUPS; g++) {
         group_control &own = c.groups[g];
         consumer_wait<&group_control::rows>(own, r);
-        u32 word = rows[g].factor_or_sum[threadIdx.x % 128], factor = word & 0x7fffffffu;
+        u32 word = rows[g].factor_or_sum[threadIdx.x % 128];
         last = word >> 31;
-        /* In a query tile's first key tile O is 0, or not written. */
-        if (!first && __any_sync(0xffffffffu, factor != 0x3f800000u)) {
-            barrier_wait(&own.o_full, o_phase);
-            tmem_fence_after();
-            rescale_o(tmem_lane(c.tmem + (u32)g * sm100::GROUP_COLUMNS + sm100::O_COLUMN), __uint_as_float(factor));
-        }
+        if (!first) /* in a query tile's first key tile O is 0, or not written */
+            correct_o(own, tmem_lane(c.tmem + (u32)g * sm100::GROUP_COLUMNS + sm100::O_COLUMN), o_phase,
+                      __uint_as_float(word & 0x7fffffffu));
         tmem_fence_before();
         consumer_release<&group_control::rows>(own, r);
-        lane_arrive(&own.p_full);
+        lane_arrive(&own.p_full[buffer]);
     }
     return last;
 }
@@ -233,7 +238,7 @@ __device__ __forceinline__ void correct(const attune_cuda_arguments &a, sm100_co
 {
     float factor = fold_factor(a.scale);
     pipeline_state q = {0, 0}, r = {0, 0}, s = {0, 1}; /* r: of the rows of every group; s: of the tiles of O */
-    u32 o_phase = 1;                                   /* of the last P V */
+    u32 buffer = 0, o_phase = 1;                       /* of P; of the last P V */
     for (;;) {
         /* 1: wait for the descriptor of the query tile. */
         consumer_wait<&control::q>(c.tiles, q);
@@ -254,7 +259,8 @@ __device__ __forceinline__ void correct(const attune_cuda_arguments &a, sm100_co
             zero_o(tmem_lane(c.tmem + (u32)g * sm100::GROUP_COLUMNS + sm100::O_COLUMN));
         bool last = false;
         for (bool first = true; !last; first = false) {
-            last = correct_tile(c, (const row_words *)(memory + sm100::ROWS_OFFSET), r, o_phase, first);
+            last = correct_tile(c, (const row_words *)(memory + sm100::ROWS_OFFSET), r, buffer, o_phase, first);
+            buffer = sm100::S_BUFFERS - 1 - buffer;
             advance<1>(r);
             o_phase ^= 1;
         }

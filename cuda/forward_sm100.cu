@@ -6,13 +6,14 @@
  * A persistent CTA has the producers of Hopper's kernel (producer_sm90.cuh), a softmax warp group for each 128 rows of
  * a query tile, and a thread that issues all products. S, P and O are in tensor memory, where a softmax thread has the
  * lane of its row. For each 128 rows the order is S = Q K, softmax, O += P V, and the next S, which takes the place of
- * P. With two such groups the products of one run under the softmax of the other, and a correction warp group rescales
- * O and stores it (correction_sm100.cuh).
+ * P: with two buffers of S that of the next but one key tile, so that P V and S run under a softmax of their own group.
+ * With two groups the products of one run under the softmax of the other, and a correction warp group rescales O and
+ * stores it (correction_sm100.cuh).
  *
- * For each key tile a group has two handovers: the products' commit says that S is complete, and with it P V of the key
- * tile before; the softmax warps say that P is in tensor memory, and they or the correction that O is rescaled. A third
- * says at the end of a query tile that O is complete. The correction has the factor of O from the softmax warps through
- * shared memory, and at the end of a query tile the row's sum and maximum.
+ * For each key tile a group has three handovers. The products' commits say that S is complete, and that P V is. The
+ * softmax warps say that P is in tensor memory, and they or the correction that P V of the key tile before is complete
+ * and O rescaled. The correction has the factor of O from the softmax warps through shared memory, and at the end of a
+ * query tile the row's sum and maximum.
  */
 #include "layout_forward_sm100.cuh" /* before the headers that read its configuration */
 
@@ -55,83 +56,113 @@ __device__ __forceinline__ u64 describe_q(u32 memory, u32 stage, int group)
 }
 
 /* The thread that issues the products. */
+struct products {
+    sm100_control &c;
+    u32 memory;
+    pipeline_state q, k, v, p; /* p: of P of every group, and of S */
+    bool ended;                /* S of the query tile's last key tile has been issued, or is going to be */
+
+    /* 2: waits for the next K. */
+    __device__ __forceinline__ u64 next_k()
+    {
+        consumer_wait<&control::k>(c.tiles, k);
+        ended = c.tiles.key_tiles[k.stage].flags & TILE_LAST;
+        return tcgen05_descriptor(describe_k_major(memory + sm100::K_OFFSET + k.stage * sm100::K_BYTES));
+    }
+
+    /* 3: S = Q K^T of a group. */
+    __device__ __forceinline__ void issue_s(int g, u32 buffer, u64 keys)
+    {
+        multiply_qk(c.tmem + g * sm100::GROUP_COLUMNS + buffer * BLOCK_N, describe_q(memory, q.stage, g), keys);
+        tcgen05_commit(&c.groups[g].s_full[buffer]);
+    }
+
+    /* After S of all groups: releases K, and Q after the last one. */
+    __device__ __forceinline__ void release_k()
+    {
+        tcgen05_commit(&c.tiles.k.empty[k.stage]);
+        consumer_release_thread<&control::k>(c.tiles, k);
+        advance(k);
+        if (!ended)
+            return;
+        tcgen05_commit(&c.tiles.q.empty[q.stage]);
+        consumer_release_thread<&control::q>(c.tiles, q);
+    }
+
+    /* P V of a key tile, and S of a later one, whose products are issued now. o_phase: of every group. */
+    __device__ __forceinline__ void issue_key_tile(bool first, u32 o_phase)
+    {
+        bool more = !ended;
+        u64 keys = 0;
+        /* 2: wait for V */
+        consumer_wait<&control::v>(c.tiles, v);
+        u64 values =
+            tcgen05_descriptor(describe_n_major(memory + sm100::V_OFFSET + v.stage * sm100::V_BYTES, sm100::KV_SLAB));
+#pragma unroll 1
+        for (int g = 0; g < sm100::GROUPS; g++) {
+            u32 columns = c.tmem + g * sm100::GROUP_COLUMNS;
+            barrier_wait(&c.groups[g].p_full[p.stage], p.phase);
+            tmem_fence_after();
+            /* 6: O += P V */
+            multiply_pv(columns + sm100::O_COLUMN, columns + p.stage * BLOCK_N, values, first);
+            tcgen05_commit(&c.groups[g].o_full);
+            if (!more)
+                continue;
+            if (g == 0)
+                keys = next_k();
+            /* P, which the next S overwrites, has been read. Products with other accumulators have no order. */
+            barrier_wait(&c.groups[g].o_full, o_phase);
+            tmem_fence_after();
+            issue_s(g, p.stage, keys);
+        }
+        tcgen05_commit(&c.tiles.v.empty[v.stage]);
+        advance(v);
+        if (more)
+            release_k();
+        advance<sm100::S_BUFFERS>(p);
+    }
+};
+
 __device__ __forceinline__ void multiply(sm100_control &c, u32 memory)
 {
-    u32 k_tiles = memory + sm100::K_OFFSET, v_tiles = memory + sm100::V_OFFSET;
-    pipeline_state r = {0, 0}, k = {0, 0}, v = {0, 0}; /* of Q, K and V */
-    u32 p_phase = 0, o_phase = 0;                      /* of every group */
+    products m = {c, memory, {0, 0}, {0, 0}, {0, 0}, {0, 0}, false};
+    u32 o_phase = 0;
     for (;;) {
         /* 1: wait for Q */
-        consumer_wait<&control::q>(c.tiles, r);
-        int flags = c.tiles.query_tiles[r.stage].flags;
+        consumer_wait<&control::q>(c.tiles, m.q);
+        int flags = c.tiles.query_tiles[m.q.stage].flags;
         if (!flags)
             break;
         if (flags & TILE_LAST) { /* no keys: an arrival in place of the commit's too */
-            consumer_release_thread<&control::q>(c.tiles, r);
-            consumer_release_thread<&control::q>(c.tiles, r);
-            advance<sm100::Q_BUFFERS>(r);
+            consumer_release_thread<&control::q>(c.tiles, m.q);
+            consumer_release_thread<&control::q>(c.tiles, m.q);
+            advance<sm100::Q_BUFFERS>(m.q);
             continue;
         }
-        /* 2: wait for K of the first key tile */
-        consumer_wait<&control::k>(c.tiles, k);
-        flags = c.tiles.key_tiles[k.stage].flags;
-        u64 keys = tcgen05_descriptor(describe_k_major(k_tiles + k.stage * sm100::K_BYTES));
+        /* S of as many key tiles as it has buffers. P V of the last query tile is complete, which is waited for below.
+         */
+        m.ended = false;
+        int tiles = 0; /* whose S has been issued and P V has not */
+        for (u32 buffer = m.p.stage; tiles < sm100::S_BUFFERS && !m.ended; tiles++) {
+            u64 keys = m.next_k();
 #pragma unroll 1
-        for (int g = 0; g < sm100::GROUPS; g++) {
-            /* 3: S = Q K^T. P V of the last query tile is complete: o_full was waited for below. */
-            multiply_qk(c.tmem + g * sm100::GROUP_COLUMNS, describe_q(memory, r.stage, g), keys);
-            tcgen05_commit(&c.groups[g].s_full);
+            for (int g = 0; g < sm100::GROUPS; g++)
+                m.issue_s(g, buffer, keys);
+            m.release_k();
+            buffer = sm100::S_BUFFERS - 1 - buffer;
         }
-        bool first = true;
-        for (;;) {
-            bool last = flags & TILE_LAST;
-            tcgen05_commit(&c.tiles.k.empty[k.stage]);
-            consumer_release_thread<&control::k>(c.tiles, k);
-            advance(k);
-            if (!last) {
-                /* 2: wait for K of the next key tile */
-                consumer_wait<&control::k>(c.tiles, k);
-                flags = c.tiles.key_tiles[k.stage].flags;
-                keys = tcgen05_descriptor(describe_k_major(k_tiles + k.stage * sm100::K_BYTES));
-            } else {
-                tcgen05_commit(&c.tiles.q.empty[r.stage]);
-                consumer_release_thread<&control::q>(c.tiles, r);
-            }
-            /* 2: wait for V */
-            consumer_wait<&control::v>(c.tiles, v);
-            u64 values = tcgen05_descriptor(describe_n_major(v_tiles + v.stage * sm100::V_BYTES, sm100::KV_SLAB));
-#pragma unroll 1
-            for (int g = 0; g < sm100::GROUPS; g++) {
-                u32 s = c.tmem + g * sm100::GROUP_COLUMNS;
-                barrier_wait(&c.groups[g].p_full, p_phase);
-                tmem_fence_after();
-                /* 6: O += P V */
-                multiply_pv(s + sm100::O_COLUMN, s, values, first);
-                tcgen05_commit(&c.groups[g].o_full);
-                if (last)
-                    continue;
-                /* P, which the next S overwrites, has been read. Products with other accumulators have no order. */
-                barrier_wait(&c.groups[g].o_full, o_phase);
-                tmem_fence_after();
-                /* 3: S = Q K^T */
-                multiply_qk(s, describe_q(memory, r.stage, g), keys);
-                tcgen05_commit(&c.groups[g].s_full);
-            }
-            tcgen05_commit(&c.tiles.v.empty[v.stage]);
-            advance(v);
-            first = false;
-            p_phase ^= 1;
-            if (last) {
+        for (bool first = true; tiles; first = false) {
+            tiles -= m.ended;
+            m.issue_key_tile(first, o_phase);
+            if (!tiles) {
 #pragma unroll
                 for (int g = 0; g < sm100::GROUPS; g++)
                     barrier_wait(&c.groups[g].o_full, o_phase);
                 tmem_fence_after();
             }
             o_phase ^= 1;
-            if (last)
-                break;
         }
-        advance<sm100::Q_BUFFERS>(r);
+        advance<sm100::Q_BUFFERS>(m.q);
     }
 }
 
@@ -297,12 +328,13 @@ __device__ __forceinline__ void consume(const attune_cuda_arguments &a, sm100_co
 {
     int group = (int)threadIdx.x / 128 - 1, lane = (int)threadIdx.x % 128;
     group = __shfl_sync(0xffffffffu, group, 0); /* uniform in a warp, which the compiler now knows */
-    u32 s = tmem_lane(c.tmem + (u32)group * sm100::GROUP_COLUMNS), o = s + sm100::O_COLUMN;
+    u32 columns = tmem_lane(c.tmem + (u32)group * sm100::GROUP_COLUMNS), o = columns + sm100::O_COLUMN;
     group_control &own = c.groups[group];
     row_words &words = ((row_words *)(memory + sm100::ROWS_OFFSET))[group];
     float factor = fold_factor(a.scale);
-    pipeline_state r = {0, 0}, k = {0, 0}, passed = {0, 1}; /* of Q; of K, whose stages V has, too; of the rows */
-    u32 scanned = 0, phases = 0, phase = 0;
+    /* Of Q; of K, whose stages V has, too; of S; of the rows. */
+    pipeline_state r = {0, 0}, k = {0, 0}, t = {0, 0}, passed = {0, 1};
+    u32 scanned = 0, phases = 0, o_phase = 1; /* o_phase: of the last P V, without a correction */
     for (;;) {
         /* 1: wait for the descriptor of the query tile. */
         consumer_wait<&control::q>(c.tiles, r);
@@ -333,7 +365,8 @@ __device__ __forceinline__ void consume(const attune_cuda_arguments &a, sm100_co
             flags = c.tiles.key_tiles[k.stage].flags >> list;
             consumer_release<&control::k>(c.tiles, k);
             u32 terms = wait_key_terms(a, memory, flags, k, phases);
-            barrier_wait(&own.s_full, phase);
+            u32 s = columns + t.stage * BLOCK_N;
+            barrier_wait(&own.s_full[t.stage], t.phase);
             tmem_fence_after();
             /* 4: score and mask hook */
             float largest = modify_s(s, a, coord, kv, flags, row, linear_scores, linear, terms);
@@ -342,9 +375,9 @@ __device__ __forceinline__ void consume(const attune_cuda_arguments &a, sm100_co
             float alpha = raise_maximum(state, largest, factor, a.row_max.address != 0);
             if constexpr (sm100::CORRECTS)
                 pass_factor(own, words, passed, alpha, flags & TILE_LAST);
-            else if (!first && __any_sync(0xffffffffu, alpha != 1.0f)) /* at first O is 0, or not written */
-                rescale_o(o, alpha);
             exponentiate(state, s, factor);
+            if (!sm100::CORRECTS && !first)
+                correct_o(own, o, o_phase, alpha);
             wait_scanned(s, o, c.tiles, own, a, coord, kv, flags, row, k.stage, scanned, passed);
             if (sm100::SCANS_V) {
                 /* Not before it is full: the other group may still have to release it for the key tile before. */
@@ -353,15 +386,16 @@ __device__ __forceinline__ void consume(const attune_cuda_arguments &a, sm100_co
             }
             tmem_wait_store();
             tmem_fence_before();
-            warp_arrive(&own.p_full);
-            phase ^= 1;
+            warp_arrive(&own.p_full[t.stage]);
+            advance<sm100::S_BUFFERS>(t);
+            o_phase ^= 1;
             first = false;
             advance(k);
         } while (!(flags & TILE_LAST));
         if constexpr (sm100::CORRECTS) {
             pass_sums(own, words, passed, state.row_sum, state.row_max);
         } else {
-            barrier_wait(&own.o_full, phase ^ 1);
+            barrier_wait(&own.o_full, o_phase);
             tmem_fence_after();
             /* 7: store O and LSE */
             store_o(normaliser_of(state.row_sum, a), o, a, coord, row);
@@ -388,8 +422,10 @@ __device__ __forceinline__ void init_barriers(sm100_control &c, unsigned char *m
     for (int i = 0; i < sm100::QUEUE_STAGES; i++)
         pipeline_init<&control::queue>(c.tiles, i, 1, 1);
     for (int g = 0; g < sm100::GROUPS; g++) {
-        barrier_init(&c.groups[g].s_full, 1);
-        barrier_init(&c.groups[g].p_full, 4 * ARRIVALS + CORRECTION);
+        for (int i = 0; i < sm100::S_BUFFERS; i++) {
+            barrier_init(&c.groups[g].s_full[i], 1);
+            barrier_init(&c.groups[g].p_full[i], 4 * ARRIVALS + CORRECTION);
+        }
         barrier_init(&c.groups[g].o_full, 1);
         if (sm100::CORRECTS)
             pipeline_init<&group_control::rows>(c.groups[g], 0, 4 * ARRIVALS, CORRECTION);

@@ -9,7 +9,7 @@
 
 /* Of each softmax group. `rows`: of its row_words, which are empty once O is rescaled. */
 struct group_control {
-    u64 s_full, p_full, o_full;
+    u64 s_full[sm100::S_BUFFERS], p_full[sm100::S_BUFFERS], o_full;
     pipeline<1> rows;
 };
 

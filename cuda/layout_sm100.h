@@ -11,8 +11,8 @@
 
 /* ---------------------------------------------------------------------------------------------------------- forward */
 
-/* Whether a warp group of its own rescales O and stores it. With one group of 128 rows nothing would run beside it: the
- * softmax and the products have turns then, and its softmax warps have the registers. */
+/* Whether a warp group of its own rescales O and stores it. The softmax warps of a single group of 128 rows have the
+ * time for it, since they wait for the products, and the registers. */
 ATTUNE_CUDA_LAYOUT int attune_cuda_forward_sm100_corrects(unsigned block_m)
 {
     return block_m > 128;
@@ -29,8 +29,9 @@ ATTUNE_CUDA_LAYOUT unsigned attune_cuda_forward_sm100_warps(unsigned block_m)
 #define ATTUNE_CUDA_SM100_O_TILE 16384
 
 /*
- * In tensor memory, for each 128 rows of queries: S[128][N], in whose first half P is stored in 16 bits, and
- * O[128][Dv]. group_columns are those of 128 rows; columns are allocated by powers of two. With a correction warp group
+ * In tensor memory, for each 128 rows of queries: S[B][128][N], in whose first half P is stored in 16 bits, and
+ * O[128][Dv]. B = 2 where there are columns for it: the next S need not wait until P has been multiplied.
+ * group_columns are those of 128 rows; columns are allocated by powers of two. With a correction warp group
  * shared memory has two words for each row besides, which the softmax warps hand over, and between V and the barriers
  * as many tiles of O as there is space for and a query tile has, up to four: TMA stores them to global memory.
  */
@@ -52,7 +53,8 @@ ATTUNE_CUDA_LAYOUT attune_cuda_forward_tma_layout attune_cuda_forward_sm100(attu
         l.key_terms += l.o_tiles * ATTUNE_CUDA_SM100_O_TILE;
     }
     l.o_columns = attune_cuda_round_up(t.head_dim_v, 16);
-    l.group_columns = t.block_n + l.o_columns;
+    l.s_buffers = t.block_m / 128 * (2 * t.block_n + l.o_columns) <= ATTUNE_CUDA_TENSOR_COLUMNS ? 2 : 1;
+    l.group_columns = l.s_buffers * t.block_n + l.o_columns;
     l.columns = 32;
     while (l.columns < t.block_m / 128 * l.group_columns)
         l.columns *= 2;

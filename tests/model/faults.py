@@ -102,6 +102,13 @@ FAULTS = [
     ('dtype=f16 cases forward_cuda/lists_of_heads_full', 'decode_sm80.cu', '* parts.split + p.index;', '* parts.split;', ORACLE),
     # Key terms of this tile are those of the next.
     ('dtype=bf16 cases forward_cuda/decode_keys', 'decode_sm80.cu', '        store_terms(next_key_terms, terms + terms_offset);', '        store_terms(next_key_terms, terms);', ORACLE + '|' + SHARED),
+    # --------------------------------------------------------------------------------------------------- correction
+    # P V does not wait for the correction.
+    ('sm=100 kernel=cuda_sm100a dtype=f16 cases forward_cuda/dense_128', 'forward_sm100.cu', '4 * ARRIVALS + CORRECTION);', '4 * ARRIVALS);',
+     'tensor memory, which|more than 4 arrivals|mbarrier'),
+    # The softmax adds infinities of V to O before the correction has rescaled it.
+    ('sm=100 kernel=cuda_sm100a dtype=f16 cases forward_cuda/two_block_rows_nan_seen', 'forward_sm100.cu',
+     '        producer_acquire<&group_control::rows>(own, passed);\n        tmem_fence_after();', '', 'tensor memory, which'),
     # ------------------------------------------------------------------------------------------- backward, sums, sinks
     # Sums over rows leave out the last exchange of lanes.
     ('dtype=f32 cases gradients_cuda/head_8', 'delta.cu', 'for (int step = 16; step; step /= 2)\n            sum += __shfl_xor', 'for (int step = 16; step > 1; step /= 2)\n            sum += __shfl_xor', ORACLE),

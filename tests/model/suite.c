@@ -323,7 +323,7 @@ static const model_case blackwell_faults[] = {
      .report = "max error"},
     /* The CTA ends before the commits that release stages have arrived. */
     {.architecture = "100",
-     .row = CASE_alibi,
+     .row = CASE_gqa_3,
      .dtype = ATTUNE_F16,
      .options = SM100,
      .fault = "config_forward_sm100.cuh|DRAINS = true|DRAINS = false",
@@ -333,15 +333,16 @@ static const model_case blackwell_faults[] = {
      .row = CASE_causal_long_keys,
      .dtype = ATTUNE_F16,
      .options = SM100,
-     .fault = "forward_sm100.cu|            barrier_wait(&own.s_full, phase);|",
+     .fault = "forward_sm100.cu|            barrier_wait(&own.s_full[t.stage], t.phase);|",
      .report = "of tensor memory, which"},
     /* The loads of S are not ordered after the products. */
     {.architecture = "100",
      .row = CASE_causal_long_keys,
      .dtype = ATTUNE_F16,
      .options = SM100,
-     .fault = "forward_sm100.cu|            barrier_wait(&own.s_full, phase);\n            tmem_fence_after();|        "
-              "    barrier_wait(&own.s_full, phase);",
+     .fault = "forward_sm100.cu|            barrier_wait(&own.s_full[t.stage], t.phase);\n            "
+              "tmem_fence_after();|        "
+              "    barrier_wait(&own.s_full[t.stage], t.phase);",
      .report = "without tcgen05.fence between"},
     /* P is not ordered before the products. */
     {.architecture = "100",
@@ -370,15 +371,15 @@ static const model_case blackwell_faults[] = {
      .row = CASE_causal_long_keys,
      .dtype = ATTUNE_F16,
      .options = SM100,
-     .fault = "forward_sm100.cu|            barrier_wait(&own.o_full, phase ^ 1);|",
+     .fault = "forward_sm100.cu|            barrier_wait(&own.o_full, o_phase);|",
      .report = "of tensor memory, which"},
     /* The next S overwrites P before it has been multiplied. */
     {.architecture = "100",
      .row = CASE_causal_long_keys,
      .dtype = ATTUNE_F16,
      .options = SM100,
-     .fault = "forward_sm100.cu|                barrier_wait(&c.groups[g].o_full, o_phase);\n                "
-              "tmem_fence_after();|",
+     .fault =
+         "forward_sm100.cu|            barrier_wait(&c.groups[g].o_full, o_phase);\n            tmem_fence_after();\n|",
      .report = "of tensor memory, which was read without"},
     /* O is added to what nobody has written. */
     {.architecture = "100",
@@ -400,7 +401,7 @@ static const model_case blackwell_faults[] = {
      .row = CASE_dense_128,
      .dtype = ATTUNE_F16,
      .options = SM100,
-     .fault = "correction_sm100.cuh|            barrier_wait(&own.o_full, o_phase);\n            tmem_fence_after();|",
+     .fault = "correction_sm100.cuh|    barrier_wait(&g.o_full, o_phase);\n    tmem_fence_after();|",
      .report = "of tensor memory, which was written without"},
     /* The rescaled O is not ordered before P V. */
     {.architecture = "100",
@@ -451,7 +452,7 @@ static const model_case blackwell_faults[] = {
      .row = CASE_dense_128,
      .dtype = ATTUNE_F16,
      .options = SM100,
-     .fault = "forward_sm100.cu|            first = false;|",
+     .fault = "forward_sm100.cu|tiles; first = false)|tiles;)",
      .report = "max error"},
     /* S has half of its columns. */
     {.architecture = "100",
@@ -500,7 +501,7 @@ static const model_case blackwell_faults[] = {
      .row = CASE_causal_long_keys,
      .dtype = ATTUNE_F16,
      .options = SM100,
-     .fault = "forward_sm100.cu|            tcgen05_commit(&c.tiles.k.empty[k.stage]);|            "
+     .fault = "forward_sm100.cu|        tcgen05_commit(&c.tiles.k.empty[k.stage]);|        "
               "consumer_release_thread<&control::k>(c.tiles, k);",
      .report = "of shared memory, which"},
     /* A thread waits for the phase of O before the first. */
@@ -508,7 +509,7 @@ static const model_case blackwell_faults[] = {
      .row = CASE_causal_long_keys,
      .dtype = ATTUNE_F16,
      .options = SM100,
-     .fault = "forward_sm100.cu|u32 p_phase = 0, o_phase = 0;|u32 p_phase = 0, o_phase = 1;",
+     .fault = "forward_sm100.cu|    u32 o_phase = 0;|    u32 o_phase = 1;",
      .report = "tensor memory, which"},
 };
 

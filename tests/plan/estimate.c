@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The most that cuda_sm100a can reach on a B200, from the planner's choices: for each unit the cycles that a tile
- * takes, dense and without a score, of which the longest is the limit; with one warp group of softmax in forward, that
- * of the products and that of the softmax one after the other. Waits come on top. docs/decisions/0063 has the tables,
+ * takes, dense and without a score, of which the longest is the limit; where forward has neither two warp groups of
+ * softmax nor two buffers of S, that of the products and that of the softmax one after the other. Waits come on top.
+ * docs/decisions/0063 has the tables,
  * and 0064 that of mma.sync's tiles on an RTX 5090.
  */
 #include "plan/plan_test.h"
@@ -56,6 +57,18 @@ static cycles forward_cycles(const attune__decision *d, double head_dim, double 
     c.shared = 2 * (m * k + groups * n * (k + kv) + n * (k + kv)) / SHARED;
     c.tensor = m * n * (4 + 4 + 2) / TENSOR; /* S is read twice, P stored */
     return c;
+}
+
+/* Whether products and softmax have turns, since S of the next key tile takes the place of P. */
+static bool forward_in_turn(const attune__decision *d, uint32_t head_dim, uint32_t head_dim_v)
+{
+    const attune_cuda_tile t = {.head_dim = head_dim,
+                                .head_dim_v = head_dim_v,
+                                .block_m = d->choice.block_m,
+                                .block_n = d->choice.block_n,
+                                .stages = d->choice.num_stages,
+                                .element = 2};
+    return d->choice.block_m == 128 && attune_cuda_forward_sm100(t).s_buffers == 1;
 }
 
 static attune_cuda_tile backward_tile(const attune__decision *d, double head_dim, double head_dim_v)
@@ -158,7 +171,8 @@ static void add_row(char *text, size_t size, attune_direction direction, uint32_
     const bool back = direction == ATTUNE_BACKWARD;
     const cycles c = back ? backward_cycles(&d, head_dim, head_dim_v) : forward_cycles(&d, head_dim, head_dim_v);
     const double products = larger(c.products, c.shared), softmax = larger(larger(c.units, c.instructions), c.tensor);
-    const double most = !back && d.choice.block_m == 128 ? products + softmax : larger(products, softmax);
+    const bool in_turn = !back && forward_in_turn(&d, head_dim, head_dim_v);
+    const double most = in_turn ? products + softmax : larger(products, softmax);
     const size_t at = strlen(text);
     (void)snprintf(text + at, size - at, "| %u/%u | %u x %u, %u | %u, %u | %.0f | %.0f | %.0f | %.0f | %.0f | %.0f |\n",
                    head_dim, head_dim_v, back ? d.choice.block_m1 : d.choice.block_m,
