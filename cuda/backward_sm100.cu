@@ -23,13 +23,15 @@
  *
  * With a head dimension past 128, dQ is transposed: dQ^T = K^T dS, with a column for each lane. Where tensor memory has
  * no columns for both dK and dV, a tile of keys is two items: one has dK and dQ, the other one S, P and dV alone.
+ *
+ * By pairs (pair_backward_sm100.cuh) two CTAs of a cluster have 128 of 256 keys each, and products are of both.
  */
 #include "config_backward_sm100.cuh" /* before the headers that read it */
 
+#include "dk_dv_backward_sm100.cuh"
 #include "dq_backward_sm90.cuh"
 #include "ordered_sums.cuh"
-#include "producer_backward_sm90.cuh"
-#include "rows_sm100.cuh"
+#include "pair_backward_sm100.cuh"
 #include "scores_backward_sm90.cuh"
 
 /* Barriers between the thread that issues products and the warps that compute. The _full ones say that a product, P or
@@ -39,6 +41,7 @@ struct sm100_control {
     u64 s_full, p_full, p_read, dp_full, ds_full, ds_read;
     u64 sums_full;
     u32 tmem; /* the address of the allocated columns */
+    pair_control pair;
 };
 static_assert(sizeof(sm100_control) <= sm100::CONTROL_BYTES);
 
@@ -59,7 +62,8 @@ template <int STEPS> __device__ __forceinline__ void multiply_s_dp(u32 s, u32 ke
                    step);
 }
 
-/* 6, 8: dV += P dO or dK += dS Q. Each warp group has stored P or dS in its own half of the columns of S or dP. */
+/* 6, 8: dV += P dO or dK += dS Q. rows: of a pair's CTA, half of their columns. Each warp group has stored P or dS in
+ * its own half of the columns of S or dP. */
 template <int WIDTH> __device__ __forceinline__ void multiply_dk_dv(u32 sum, u32 p, u32 rows, bool first)
 {
     constexpr int STEPS = sm100::GROUP_M / 16; /* of a warp group */
@@ -77,13 +81,14 @@ __device__ __forceinline__ void multiply_dq(u32 dq, u32 ds, u32 keys)
 {
     make_opaque(ds);
     make_opaque(keys);
+    /* Of a pair, [256 keys][half of the rows] and [256 keys][half of the columns]. */
     u64 d_s = tcgen05_descriptor(describe_n_major(ds, sm100::KEY_SLAB)),
         k = tcgen05_descriptor(describe_n_major(keys, sm100::KEY_SLAB));
     if constexpr (!sm100::DQ_THREAD_COLUMNS) {
 #pragma unroll
         for (int step = 0; step < sm100::STEPS_N; step++)
             tcgen05_ss(dq, d_s + step * (16 * 128 / 16), k + step * (16 * 128 / 16),
-                       tcgen05_instruction(sm100::WIDTH_D, true, true), step);
+                       tcgen05_instruction(sm100::WIDTH_D, true, true, BLOCK_M), step);
     } else {
 #pragma unroll 1
         for (int chunk = 0; chunk < sm100::DQ_CHUNKS; chunk++, k += 2 * sm100::KEY_SLAB / 16)
@@ -97,7 +102,7 @@ __device__ __forceinline__ void multiply_dq(u32 dq, u32 ds, u32 keys)
 /* A barrier that says something of tensor memory. */
 __device__ __forceinline__ void wait_tensor(u64 *barrier, u32 phase)
 {
-    barrier_wait(barrier, phase);
+    wait_both(barrier, phase);
     tmem_fence_after();
 }
 
@@ -108,6 +113,7 @@ struct products {
     u32 memory;
     pipeline_state queries, outputs;
     u32 phase, phase_of_ds, phase_of_dv;
+    pipeline_state rows, columns; /* of Q, of a pair */
 };
 
 __device__ __forceinline__ u32 ds_phase(const products &m)
@@ -130,23 +136,39 @@ __device__ __forceinline__ u32 do_tile(const products &m)
     return m.memory + sm100::DO_OFFSET + m.outputs.stage * sm100::DO_BYTES;
 }
 
+/* The right operands of dK and dV. */
+__device__ __forceinline__ u32 q_columns(const products &m, u32 stage)
+{
+    return sm100::PAIRED ? m.memory + sm100::Q_COLUMNS_OFFSET + m.columns.stage * sm100::COLUMNS_BYTES
+                         : q_tile(m, stage);
+}
+
+__device__ __forceinline__ u32 do_columns(const products &m)
+{
+    return sm100::PAIRED ? m.memory + sm100::DO_COLUMNS_OFFSET + m.outputs.stage * sm100::COLUMNS_BYTES : do_tile(m);
+}
+
 /* 2: S^T of the query tile of `queries`. P of the tile before has been read. */
 __device__ __forceinline__ void multiply_s(products &m)
 {
-    multiply_s_dp<sm100::STEPS_D>(m.c.tmem, m.memory, q_tile(m, m.queries.stage));
-    tcgen05_commit(&m.c.s_full);
+    if constexpr (sm100::PAIRED)
+        wait_both(&m.c.pair.rows.full[m.rows.stage], m.rows.phase);
+    multiply_s_dp<sm100::STEPS_D>(m.c.tmem, m.memory, q_tile(m, sm100::PAIRED ? m.rows.stage : m.queries.stage));
+    commit_all(&m.c.s_full);
+    if constexpr (sm100::PAIRED) {
+        commit_all(&m.c.pair.rows.empty[m.rows.stage]);
+        advance(m.rows);
+    }
 }
 
 /* 3: dP^T. dS of the tile before has been read; so must have been dQ, if it has taken its place. */
 __device__ __forceinline__ void multiply_dp(products &m)
 {
-    consumer_wait<&control::outputs>(m.c.tiles, m.outputs);
-    if (sm100::DQ_OVER_DP) {
-        producer_acquire<&control::dq>(m.c.tiles, {0, ds_phase(m) ^ 1});
-        tmem_fence_after();
-    }
+    wait_both(&m.c.tiles.outputs.full[m.outputs.stage], m.outputs.phase);
+    if (sm100::DQ_OVER_DP)
+        wait_tensor(&m.c.tiles.dq.empty[0], ds_phase(m) ^ 1);
     multiply_s_dp<sm100::STEPS_DV>(m.c.tmem + sm100::DP_COLUMN, m.memory + sm100::K_BYTES, do_tile(m));
-    tcgen05_commit(&m.c.dp_full);
+    commit_all(&m.c.dp_full);
     if (sm100::ITEMS > 1) /* its only reader */
         tcgen05_commit(&m.c.tiles.outputs.empty[m.outputs.stage]);
 }
@@ -162,7 +184,8 @@ __device__ __forceinline__ int next_flags(products &m)
 /* Releases a query tile's Q, LSE and delta once the products that were issued have read it. */
 __device__ __forceinline__ void release_queries(products &m, u32 stage)
 {
-    tcgen05_commit(&m.c.tiles.queries.empty[stage]);
+    if (!sm100::PAIRED)
+        tcgen05_commit(&m.c.tiles.queries.empty[stage]);
     consumer_release_thread<&control::queries>(m.c.tiles, {stage, 0});
 }
 
@@ -183,18 +206,23 @@ __device__ __forceinline__ void multiply_dk_dq(products &m, u32 stage, bool firs
     sm100_control &c = m.c;
     wait_tensor(&c.ds_full, ds_phase(m));
     /* 8: dK += dS Q */
-    multiply_dk_dv<sm100::WIDTH_D>(c.tmem + sm100::DK_COLUMN, c.tmem + sm100::DP_COLUMN, q_tile(m, stage), first);
+    if constexpr (sm100::PAIRED)
+        wait_both(&c.pair.columns.full[m.columns.stage], m.columns.phase);
+    multiply_dk_dv<sm100::WIDTH_D>(c.tmem + sm100::DK_COLUMN, c.tmem + sm100::DP_COLUMN, q_columns(m, stage), first);
     tcgen05_commit(&c.ds_read);
+    if constexpr (sm100::PAIRED) {
+        commit_all(&c.pair.columns.empty[m.columns.stage]);
+        advance<sm100::DO_STAGES>(m.columns);
+    }
     release_queries(m, stage);
     if (sm100::DQ_OVER_DP)
         wait_tensor(&c.ds_read, ds_phase(m));
-    else { /* dQ of the tile before has been read */
-        producer_acquire<&control::dq>(c.tiles, {0, ds_phase(m) ^ 1});
-        tmem_fence_after();
-    }
+    else /* dQ of the tile before has been read */
+        wait_tensor(&c.tiles.dq.empty[0], ds_phase(m) ^ 1);
     /* 7: dQ = dS^T K */
-    multiply_dq(c.tmem + sm100::DQ_COLUMN, m.memory + sm100::DS_OFFSET, m.memory);
-    tcgen05_commit(&c.tiles.dq.full[0]);
+    multiply_dq(c.tmem + sm100::DQ_COLUMN, m.memory + sm100::DS_OFFSET,
+                m.memory + (sm100::PAIRED ? sm100::K_COLUMNS_OFFSET : 0));
+    commit_all(&c.tiles.dq.full[0]);
     if (!sm100::DQ_OVER_DP)
         wait_tensor(&c.ds_read, ds_phase(m));
 }
@@ -214,9 +242,9 @@ template <bool DK, bool DV> __device__ __forceinline__ void multiply_item(produc
         wait_tensor(&c.p_full, m.phase);
         if (DV) {
             /* 6: dV += P dO. The warps that stored P have stored dK and dV of the tile of keys before. */
-            multiply_dk_dv<sm100::WIDTH_DV>(c.tmem + sm100::DV_COLUMN, c.tmem, do_tile(m), first);
+            multiply_dk_dv<sm100::WIDTH_DV>(c.tmem + sm100::DV_COLUMN, c.tmem, do_columns(m), first);
             tcgen05_commit(&c.p_read);
-            tcgen05_commit(&c.tiles.outputs.empty[m.outputs.stage]);
+            commit_all(&c.tiles.outputs.empty[m.outputs.stage]);
         }
         if (sm100::AHEAD) /* it runs while dS of this tile is computed */
             more = multiply_next_s<DV>(m);
@@ -235,19 +263,19 @@ template <bool DK, bool DV> __device__ __forceinline__ void multiply_item(produc
         else if (more)
             consumer_wait<&control::outputs>(c.tiles, m.outputs);
     }
-    tcgen05_commit(&c.sums_full);
+    commit_all(&c.sums_full);
 }
 
 __device__ __forceinline__ void multiply(sm100_control &c, u32 memory)
 {
-    products m = {c, memory, {0, 0}, {0, 0}, 0, 0, 0};
+    products m = {c, memory, {0, 0}, {0, 0}, 0, 0, 0, {0, 0}, {0, 0}};
     for (u32 items_done = 0;; items_done++) {
         consumer_wait<&control::queries>(c.tiles, m.queries);
         int flags = c.tiles.descs[m.queries.stage].flags;
         if (flags & TILE_STOP)
             break;
         /* 1: wait for K and V */
-        consumer_wait<&control::keys>(c.tiles, {0, items_done & 1});
+        wait_both(sm100::PAIRED ? &c.pair.keys : &c.tiles.keys.full[0], items_done & 1);
         if (!(flags & TILE_END)) {
             if constexpr (sm100::ITEMS == 1)
                 multiply_item<true, true>(m);
@@ -256,7 +284,7 @@ __device__ __forceinline__ void multiply(sm100_control &c, u32 memory)
             else
                 multiply_item<true, false>(m);
         }
-        tcgen05_commit(&c.tiles.keys.empty[0]);
+        commit_all(&c.tiles.keys.empty[0]);
         release_queries(m, m.queries.stage); /* of TILE_END */
         advance(m.queries);
     }
@@ -293,12 +321,19 @@ __device__ __forceinline__ void store_p_ds(u32 to, const u32 (&p)[sm100::P_STEPS
     }
 }
 
-/* dS to shared memory: of a slab of 64 rows, the thread's key, from the rows of the 16 bytes `first` on. */
-__device__ __forceinline__ void share_ds(u32 slab, int key, int first, const u32 (&ds)[sm100::P_STEPS][4])
+/* dS to shared memory: of a slab of 64 rows, the thread's key, from the rows of the 16 bytes `first` on. away: to that
+ * of the pair's other CTA. */
+__device__ __forceinline__ void share_ds(u32 slab, int key, int first, const u32 (&ds)[sm100::P_STEPS][4],
+                                         bool away = false)
 {
 #pragma unroll
-    for (int i = 0; i < sm100::P_STEPS; i++)
-        store_shared_4(slab + (u32)(key * 128 + ((first + i) ^ key % 8) * 16), ds[i][0], ds[i][1], ds[i][2], ds[i][3]);
+    for (int i = 0; i < sm100::P_STEPS; i++) {
+        u32 to = slab + (u32)(key * 128 + ((first + i) ^ key % 8) * 16);
+        if (sm100::PAIRED && away)
+            store_peer_4(to, ds[i][0], ds[i][1], ds[i][2], ds[i][3]);
+        else
+            store_shared_4(to, ds[i][0], ds[i][1], ds[i][2], ds[i][3]);
+    }
 }
 
 /* The first chunk becomes the last. */
@@ -311,62 +346,6 @@ template <int CHUNKS> __device__ __forceinline__ void rotate(float (&s)[CHUNKS][
             s[0][i] = s[1][i];
             s[1][i] = x;
         }
-}
-
-/* The columns of dK or dV that a warp group stores. */
-struct column_range {
-    int begin, end;
-};
-
-/* Of dK, or of dV, if they are of separate items, each warp group has a half. */
-template <int COLUMNS> __device__ __forceinline__ column_range columns_of_group(int group)
-{
-    constexpr int HALF = round_up(round_up(COLUMNS, 16) / 2, 16);
-    return sm100::ITEMS == 1 ? column_range{0, COLUMNS} : group ? column_range{HALF, COLUMNS} : column_range{0, HALF};
-}
-
-/* 9: stores a key's row of dK or dV. none: no query attends to the tile of keys. */
-template <int COLUMNS>
-__device__ __forceinline__ void store_sums(const attune_cuda_view &v, u32 from, column_range columns, int b, int h,
-                                           int kv, int rows, float factor, bool none, bool &finite)
-{
-    o_element *to = (o_element *)v.address + b * v.batch + h * v.head + kv * v.row;
-    bool vectors = view_aligned<o_element>(v);
-    float nan_if_non_finite = 0.0f;
-#pragma unroll 1
-    for (int column = columns.begin; column < columns.end; column += 16) {
-        float x[16];
-#pragma unroll
-        for (int i = 0; i < 16; i++)
-            x[i] = 0.0f;
-        if (!none)
-            load_columns(x, from + (u32)column);
-#pragma unroll
-        for (int i = 0; i < 16; i++) {
-            nan_if_non_finite = __fmaf_rn(x[i], 0.0f, nan_if_non_finite);
-            x[i] *= factor;
-        }
-        if (kv < rows)
-            store_columns<COLUMNS>(to, x, column, vectors);
-        __syncwarp();
-    }
-    finite = kv >= rows || nan_if_non_finite == 0.0f;
-}
-
-/* 9: the first warp group stores dK, the second one dV; or both those of the item. */
-__device__ __forceinline__ void store_dk_dv(const attune_cuda_arguments &a, const attune_cuda_backward &g, u32 lanes,
-                                            const tile_desc &end, int group, int key, bool none)
-{
-    key_tile at = key_tile_of(a, g, end.q);
-    bool finite, values = sm100::ITEMS == 1 ? group : end.flags & TILE_VALUES;
-    if (!values)
-        store_sums<HEAD_DIM>(g.d_k, lanes + sm100::DK_COLUMN, columns_of_group<HEAD_DIM>(group), at.b, at.h_kv,
-                             at.kv + key, a.kv_len, a.scale, none, finite);
-    else
-        store_sums<HEAD_DIM_V>(g.d_v, lanes + sm100::DV_COLUMN, columns_of_group<HEAD_DIM_V>(group), at.b, at.h_kv,
-                               at.kv + key, a.kv_len, 1.0f, none, finite);
-    if (!finite)
-        *(volatile int *)g.redo = 1;
 }
 
 /* The work of a thread: its warp group, its key in the tile and in all, and its columns of S and dP. */
@@ -387,6 +366,12 @@ __device__ __forceinline__ void store_ds(const thread_place &at, u32 memory, int
 {
     __syncwarp();
     store_p_ds(at.d_p + (u32)(chunk * sm100::S_FRAGMENT / 2), d_s);
+    if constexpr (sm100::PAIRED) { /* a CTA has the rows of one warp group of both */
+        int rank = rank_in_pair();
+        share_ds(memory + sm100::DS_OFFSET + (u32)rank * sm100::KEY_SLAB, at.key, chunk * sm100::P_STEPS, d_s,
+                 at.group != rank);
+        return;
+    }
     int row = at.group * sm100::GROUP_M;
     share_ds(memory + sm100::DS_OFFSET + (u32)(row / 64) * sm100::KEY_SLAB, at.key,
              row % 64 / 8 + chunk * sm100::P_STEPS, d_s);
@@ -396,7 +381,7 @@ __device__ __forceinline__ void release_stored(u64 *full)
 {
     tmem_wait_store();
     tmem_fence_before();
-    warp_arrive(full);
+    warp_arrive_issuer(full);
 }
 
 /* A chunk of a query tile's rows: its descriptor, the place of its LSE and delta, and the origin of its pairs. */
@@ -475,7 +460,24 @@ __device__ __forceinline__ void compute_apart(const attune_cuda_arguments &a, co
         add_capture_gradients(sums, t, memory);
         rotate(s);
     }
-    fence_async();
+    fence_stores();
+    release_stored(&c.ds_full);
+}
+
+/* 4 and 5 of a pair's CTA to whose keys no row of the tile attends: zeros, without the expressions. */
+__device__ __forceinline__ void compute_absent(sm100_control &c, u32 memory, const thread_place &at, tile_phases phases)
+{
+    u32 zeros[sm100::P_STEPS][4] = {};
+    wait_tensor(&c.s_full, phases.s);
+#pragma unroll 1
+    for (int chunk = 0; chunk < sm100::S_CHUNKS; chunk++)
+        store_p(at, chunk, zeros);
+    release_stored(&c.p_full);
+    wait_tensor(&c.dp_full, phases.dp);
+#pragma unroll 1
+    for (int chunk = 0; chunk < sm100::S_CHUNKS; chunk++)
+        store_ds(at, memory, chunk, zeros);
+    fence_stores();
     release_stored(&c.ds_full);
 }
 
@@ -504,7 +506,7 @@ __device__ __forceinline__ void compute_fused(const attune_cuda_arguments &a, co
         add_capture_gradients(sums, t, memory);
     }
     release_stored(&c.p_full);
-    fence_async();
+    fence_stores();
     release_stored(&c.ds_full);
 }
 
@@ -532,6 +534,8 @@ __device__ __forceinline__ void compute(const attune_cuda_arguments &a, const at
             tile_phases phases = {phase, sm100::ITEMS > 1 ? dp_phase : phase};
             if (values)
                 compute_values(a, c, memory, at, desc, pipe.stage, phase);
+            else if (sm100::PAIRED && config::HAVE_BLOCKS && desc.flags & TILE_ABSENT)
+                compute_absent(c, memory, at, phases);
             else if constexpr (sm100::FUSED_GRADIENTS)
                 compute_fused(a, g, c, memory, at, desc, pipe.stage, phases);
             else
@@ -613,14 +617,14 @@ __device__ __forceinline__ void add_dq(const attune_cuda_arguments &a, const att
             continue;
         }
         i64 at = workspace_row(a, g, desc.b, desc.h, desc.q);
-        float *to = dq_sums_of(g, at, 0);
+        float *to = dq_sums_of(g, at, rank_in_pair());
         int tile = desc.flags / TILE_KEYS;
-        u32 *word = (u32 *)g.order_counts + at / BLOCK_M;
+        u32 *word = (u32 *)g.order_counts + at / BLOCK_M * sm100::CTAS + rank_in_pair();
         if (sm100::ORDERED && first_warp)
             order_wait(a, desc.b, desc.h, desc.q, tile, word);
         wait_tensor(&c.tiles.dq.full[0], phase);
         /* Parts of columns, or of rows; each has as many floats for one of them. */
-        constexpr int PARTS_END = sm100::DQ_THREAD_COLUMNS ? BLOCK_M : sm100::WIDTH_D;
+        constexpr int PARTS_END = sm100::DQ_THREAD_COLUMNS ? BLOCK_M : sm100::DQ_WIDTH;
         constexpr int FLOATS = sm100::DQ_THREAD_COLUMNS ? sm100::DQ_WIDTH : BLOCK_M;
 #pragma unroll 1
         for (int part = 0; part < PARTS_END; part += sm100::DQ_PART) {
@@ -631,7 +635,7 @@ __device__ __forceinline__ void add_dq(const attune_cuda_arguments &a, const att
             stage_dq(dq, buffer, part, end, row);
             if (end == PARTS_END) {
                 tmem_fence_before();
-                warp_arrive(&c.tiles.dq.empty[0]);
+                warp_arrive_issuer(&c.tiles.dq.empty[0]);
             }
             fence_async();
             named_sync<BARRIER_DQ, 128>();
@@ -652,25 +656,38 @@ __device__ __forceinline__ void init_barriers(sm100_control &c)
 {
     /* A warp arrives ARRIVALS times. The thread that issues products arrives itself, for what it has read of the
      * descriptors, and by a commit, for what the products read. */
-    constexpr int COMPUTE = sm100::COMPUTE_WARPS * ARRIVALS, ADD = 4 * ARRIVALS;
+    constexpr int COMPUTE = sm100::COMPUTE_WARPS * ARRIVALS, ADD = 4 * ARRIVALS, CTAS = sm100::CTAS;
+    /* Of a pair, one CTA's thread issues products, and Q has stages of its own. */
+    const int issuer = sm100::PAIRED ? cluster_rank() == 0 : 2;
     pipeline_init<&control::keys>(c.tiles, 0, 1, COMPUTE + 1);
     for (int i = 0; i < STAGES; i++)
-        pipeline_init<&control::queries>(c.tiles, i, 1, COMPUTE + ADD + 2);
+        pipeline_init<&control::queries>(c.tiles, i, 1, COMPUTE + ADD + issuer);
     for (int i = 0; i < sm100::DO_STAGES; i++)
         pipeline_init<&control::outputs>(c.tiles, i, 1, 1);
-    pipeline_init<&control::dq>(c.tiles, 0, 1, ADD);
+    pipeline_init<&control::dq>(c.tiles, 0, 1, ADD * CTAS);
     c.tiles.loaded = 0;
     barrier_init(&c.s_full, 1);
-    barrier_init(&c.p_full, COMPUTE);
+    barrier_init(&c.p_full, COMPUTE * CTAS);
     barrier_init(&c.p_read, 1);
     barrier_init(&c.dp_full, 1);
-    barrier_init(&c.ds_full, COMPUTE);
+    barrier_init(&c.ds_full, COMPUTE * CTAS);
     barrier_init(&c.ds_read, 1);
     barrier_init(&c.sums_full, 1);
+    if (sm100::PAIRED)
+        init_pair_barriers(c.tiles, c.pair);
     fence_barrier_init();
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+/* All threads, and of a pair both CTAs' tensor memory has been allocated. */
+__device__ __forceinline__ void sync_all()
+{
+    if constexpr (sm100::PAIRED)
+        cluster_sync();
+    else
+        __syncthreads();
+}
+
+extern "C" __global__ void ATTUNE_CLUSTER_DIMENSIONS __launch_bounds__(THREADS, 1)
     attune_backward_sm100(const __grid_constant__ attune_cuda_arguments a,
                           const __grid_constant__ attune_cuda_backward g, const __grid_constant__ tensor_map q_map,
                           const __grid_constant__ tensor_map k_map, const __grid_constant__ tensor_map v_map,
@@ -683,22 +700,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0);
     if (threadIdx.x == 0)
         init_barriers(c);
+    if (sm100::PAIRED) /* the other CTA runs, and its barriers may be signalled */
+        cluster_sync();
     if (warp == sm100::MMA_WARP) {
         tmem_allocate<sm100::TMEM_COLUMNS>(shared_address(&c.tmem));
         tmem_relinquish();
     }
     tmem_fence_before();
-    __syncthreads();
+    sync_all();
     tmem_fence_after();
     if (warp < 4) {
         registers_release<sm100::OTHER_REGISTERS>();
-        if (threadIdx.x == 0)
-            produce(a, g, c.tiles, shared_address(memory), &q_map, &k_map, &v_map, &do_map);
+        if (threadIdx.x == 0) {
+            if constexpr (sm100::PAIRED)
+                produce_pair(a, g, c.tiles, c.pair, shared_address(memory), &q_map, &k_map, &v_map, &do_map);
+            else
+                produce(a, g, c.tiles, shared_address(memory), &q_map, &k_map, &v_map, &do_map);
+        }
         if (warp == sm100::MMA_WARP) {
-            if (threadIdx.x == sm100::MMA_WARP * 32)
+            if (threadIdx.x == sm100::MMA_WARP * 32 && rank_in_pair() == 0)
                 multiply(c, shared_address(memory));
             __syncwarp();
             named_sync<BARRIER_TMEM, USERS>();
+            if constexpr (sm100::PAIRED) { /* nor has the other CTA use of it */
+                if (threadIdx.x == sm100::MMA_WARP * 32)
+                    barrier_arrive_peer(&c.pair.freed);
+                barrier_wait_peer(&c.pair.freed, 0);
+            }
             tmem_fence_after();
             tmem_free<sm100::TMEM_COLUMNS>(c.tmem);
         } else if (warp > sm100::MMA_WARP)
@@ -716,4 +744,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         named_arrive<USERS>(BARRIER_TMEM);
         round_dq<4>(a, g);
     }
+    if (sm100::PAIRED) /* a CTA may not exit while the other one can still use its memory */
+        cluster_sync();
 }

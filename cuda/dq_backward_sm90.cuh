@@ -18,8 +18,15 @@
 
 #include "layout_backward_sm90.cuh"
 
+/* By pairs of CTAs on sm_100a a CTA has half of a tile's rows: [CTA][DQ_WIDTH / 4][half of the columns][64][4]. The
+ * preprocessor leaves Hopper without these lines: even a constant that it does not use changes its code. */
+#ifdef ATTUNE_CUDA_CONFIG_BACKWARD_SM100_CUH
+constexpr bool DQ_FOLDED = backward::PAIRED;
+constexpr int PLANE_SHARES = backward::CTAS; /* the counts of a tile of keys: one for each CTA */
+#else
 /* The counts of a tile of keys: one for each warp group of which a thread adds its fragments, or for each warp. */
 constexpr int PLANE_SHARES = backward::DQ_GROUPS * (backward::DQ_ATOMIC ? 4 : 1) * config::CLUSTER;
+#endif
 
 /* One share of a tile of keys is in the sums. The split of a tail tile counts as such; other tiles as all splits. */
 __device__ __forceinline__ void count_key_tile(const attune_cuda_arguments &a, const attune_cuda_backward &g, int tile)
@@ -214,7 +221,11 @@ __device__ __forceinline__ void round_dq(const attune_cuda_arguments &a, const a
             round_columns(a, g, from + part * (4 * backward::DQ_WIDTH), out, row + part * 16);
             continue;
         }
+#ifdef ATTUNE_CUDA_CONFIG_BACKWARD_SM100_CUH
+        from += DQ_FOLDED ? part / 2 * (STEPS * 256) + part % 2 * 32 : part * 32;
+#else
         from += part * 32;
+#endif
         make_opaque(from);
         /* The lane's columns after the exchange: fragment lane % 4 / 2 of the two, half lane % 2 of the warp's 16. In
          * f32, without one: the first value of its fragments. */
@@ -256,6 +267,10 @@ __device__ __forceinline__ void round_dq(const attune_cuda_arguments &a, const a
             from += MANY * 256;
             row += BY_ROWS ? MANY * 16 : 0;
             d += BY_ROWS ? 0 : MANY * COLUMNS;
+#ifdef ATTUNE_CUDA_CONFIG_BACKWARD_SM100_CUH
+            if (DQ_FOLDED && step + MANY == STEPS) /* the other half of the columns */
+                from += 64 - STEPS * 256;
+#endif
             if (step + MANY == STEPS && BY_ROWS) { /* the other warp group's part */
                 row -= STEPS * 16;
                 d += 64;

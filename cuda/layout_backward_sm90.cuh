@@ -15,9 +15,18 @@
 /* The named barriers of bar.sync; __syncthreads has number 0. */
 enum named_barrier { BARRIER_CONSUMERS = 1, BARRIER_GROUP_0, BARRIER_GROUP_1, BARRIER_DQ, BARRIER_TMEM };
 
-/* Flags of a tile descriptor. TILE_VALUES: of two items for a tile of keys (backward::ITEMS), that of dV. The bits from
- * TILE_KEYS up hold the index of the tile of keys. */
-enum { TILE_MASKED = 1, TILE_PARTIAL = 2, TILE_END = 4, TILE_STOP = 8, TILE_VALUES = 16, TILE_KEYS = 32 };
+/* Flags of a tile descriptor. TILE_VALUES: of two items for a tile of keys (backward::ITEMS), that of dV. TILE_ABSENT:
+ * in a pair of CTAs on sm_100a no row attends to this CTA's keys. The bits from TILE_KEYS up hold the index of the tile
+ * of keys. */
+enum {
+    TILE_MASKED = 1,
+    TILE_PARTIAL = 2,
+    TILE_END = 4,
+    TILE_STOP = 8,
+    TILE_VALUES = 16,
+    TILE_ABSENT = 16,
+    TILE_KEYS = 32
+};
 
 struct __align__(16) tile_desc
 {

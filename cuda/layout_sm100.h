@@ -71,6 +71,18 @@ ATTUNE_CUDA_LAYOUT int attune_cuda_backward_sm100_wide(unsigned head_dim, unsign
     return head_dim > 128 || head_dim_v > 128;
 }
 
+/* A pair of CTAs has a tile of 256 keys, each one half. */
+ATTUNE_CUDA_LAYOUT int attune_cuda_backward_sm100_paired(unsigned block_n)
+{
+    return block_n == 256;
+}
+
+/* The columns of dK, dQ or dV that products compute, of which each CTA of a pair has half of the right operand. */
+ATTUNE_CUDA_LAYOUT unsigned attune_cuda_backward_sm100_width(unsigned head_dim, unsigned block_n)
+{
+    return attune_cuda_round_up(head_dim, attune_cuda_backward_sm100_paired(block_n) ? 32 : 16);
+}
+
 /*
  * K[N][D], V[N][Dv] of the CTA's keys, Q[S][M][D], dO[R][M][Dv], dS [N][M]; dQ[M][D] in float32, a part of it, where it
  * is staged; LSE and delta [S][M] in float32; barriers and tile descriptors; with capture gradients their sums over the
@@ -80,11 +92,17 @@ ATTUNE_CUDA_LAYOUT int attune_cuda_backward_sm100_wide(unsigned head_dim, unsign
  * space for more. In tensor memory S and dP [N][M], in whose columns P and dS are stored in 16 bits, dK[N][D],
  * dV[N][Dv], and dQ[M][D]; it takes the columns of dP and dS where there are no others.
  *
+ * By pairs, up to 128: the CTA has 128 keys, K[128][D] and V[128][Dv], and of all 256 half of the columns of K, of each
+ * query tile half of the rows of Q and dO, and half of their columns, and dS[256][M / 2]. There are S stages of the
+ * rows of Q, and R of its columns and of dO. dQ[M / 2][D] has half of its columns in each half of tensor memory's
+ * lanes.
+ *
  * Past 128: R = S, dQ is staged by 16 rows, and transposed in tensor memory: [D][M], of 128 lanes at a time. With
  * `separate` there are no columns for both dK and dV: they take the same, one after the other, for the same keys.
  */
 typedef struct attune_cuda_backward_sm100_layout {
     unsigned k, v, q, d_o, ds, dq, lse, delta, control, head_sums;
+    unsigned k_columns, q_columns, do_columns; /* of a pair: 64 columns of 256 keys, and of M rows */
     unsigned q_stage, do_stage, do_stages, control_bytes;
     unsigned dq_part; /* columns, or rows */
     unsigned size;
@@ -94,7 +112,9 @@ typedef struct attune_cuda_backward_sm100_layout {
 
 ATTUNE_CUDA_LAYOUT void attune_cuda_backward_sm100_columns(attune_cuda_backward_sm100_layout *l, attune_cuda_tile t)
 {
-    const unsigned dk = attune_cuda_round_up(t.head_dim, 16), dv = attune_cuda_round_up(t.head_dim_v, 16);
+    const unsigned dk = attune_cuda_backward_sm100_width(t.head_dim, t.block_n),
+                   dv = attune_cuda_backward_sm100_width(t.head_dim_v, t.block_n),
+                   narrow_dq = attune_cuda_backward_sm100_paired(t.block_n) ? dk / 2 : dk;
     l->columns = ATTUNE_CUDA_TENSOR_COLUMNS; /* a power of two, and what is needed is always more than half of it */
     if (attune_cuda_backward_sm100_wide(t.head_dim, t.head_dim_v)) {
         const unsigned dq = (t.head_dim > 128 ? 2 : 1) * t.block_m;
@@ -114,7 +134,7 @@ ATTUNE_CUDA_LAYOUT void attune_cuda_backward_sm100_columns(attune_cuda_backward_
     l->dk_column = 2 * t.block_m;
     l->dv_column = l->dk_column + dk;
     l->dq_column = l->dv_column + dv;
-    if (l->dq_column + dk > ATTUNE_CUDA_TENSOR_COLUMNS)
+    if (l->dq_column + narrow_dq > ATTUNE_CUDA_TENSOR_COLUMNS)
         l->dq_column = l->dp_column;
 }
 
@@ -122,19 +142,25 @@ ATTUNE_CUDA_LAYOUT attune_cuda_backward_sm100_layout attune_cuda_backward_sm100(
                                                                                 int capture_gradients)
 {
     const unsigned d = attune_cuda_round_up(t.head_dim, 64), dv = attune_cuda_round_up(t.head_dim_v, 64);
-    const int wide = attune_cuda_backward_sm100_wide(t.head_dim, t.head_dim_v), few = d <= 64 && dv <= 64;
+    const int wide = attune_cuda_backward_sm100_wide(t.head_dim, t.head_dim_v), few = d <= 64 && dv <= 64,
+              paired = attune_cuda_backward_sm100_paired(t.block_n);
+    const unsigned keys = paired ? t.block_n / 2 : t.block_n, rows = paired ? t.block_m / 2 : t.block_m;
+    const unsigned columns = paired ? 64 * t.element : 0; /* bytes of a row's or key's half of the columns */
     attune_cuda_backward_sm100_layout l = {0};
     attune_cuda_backward_sm100_columns(&l, t);
-    l.q_stage = t.block_m * d * t.element;
-    l.do_stage = t.block_m * dv * t.element;
+    l.q_stage = rows * d * t.element;
+    l.do_stage = rows * dv * t.element;
     l.do_stages = few || wide ? t.stages : 1;
-    l.dq_part = wide ? 16 : few ? 64 : 32;
+    l.dq_part = wide || paired ? 16 : few ? 64 : 32;
     l.control_bytes = 512;
-    l.v = l.k + t.block_n * d * t.element;
-    l.q = l.v + t.block_n * dv * t.element;
-    l.d_o = l.q + t.stages * l.q_stage;
-    l.ds = l.d_o + l.do_stages * l.do_stage;
-    l.dq = l.ds + t.block_m * t.block_n * t.element;
+    l.v = l.k + keys * d * t.element;
+    l.k_columns = l.v + keys * dv * t.element;
+    l.q = l.k_columns + t.block_n * columns;
+    l.q_columns = l.q + t.stages * l.q_stage;
+    l.d_o = l.q_columns + l.do_stages * t.block_m * columns;
+    l.do_columns = l.d_o + l.do_stages * l.do_stage;
+    l.ds = l.do_columns + l.do_stages * t.block_m * columns;
+    l.dq = l.ds + rows * t.block_n * t.element;
     l.lse = l.dq + l.dq_part * (wide ? attune_cuda_round_up(t.head_dim, 32) : t.block_m) * 4;
     l.delta = l.lse + t.stages * t.block_m * 4;
     l.control = l.delta + t.stages * t.block_m * 4;

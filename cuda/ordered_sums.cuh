@@ -40,6 +40,10 @@ __device__ __forceinline__ u32 order_expected(const attune_cuda_arguments &a, in
 {
     int next = tile + 1, tiles = (a.kv_len + BLOCK_N - 1) / BLOCK_N;
     if constexpr (config::HAVE_BLOCKS) {
+        if (BLOCK_N > 128 && a.kv_block < BLOCK_N) { /* of the two CTAs of a pair */
+            int half = next_block_after(a, b * a.mask_batch_rows + h * a.mask_head_rows + q / a.q_block, tile * 2 + 1);
+            return half != NO_BLOCK && half / 2 < tiles ? (u32)(half / 2) + 1 : 0;
+        }
         int each = a.kv_block / BLOCK_N, block = tile / each;
         if (next == (block + 1) * each) {
             block = next_block_after(a, b * a.mask_batch_rows + h * a.mask_head_rows + q / a.q_block, block);

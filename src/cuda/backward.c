@@ -185,7 +185,8 @@ static attune__cu_result launch(const attune__cuda_program *program, attune__cu_
 static bool encode_all(const attune__cuda_program *program, const attune__backward *call, attune__cu_tensor_map maps[4])
 {
     const attune__cuda_driver *driver = &attune__cuda_of(program->base.device)->driver;
-    const uint32_t rows = program->kernel.block_m, keys = program->kernel.block_n / workgroups(program);
+    const uint32_t each = workgroups(program), keys = program->kernel.block_n / each,
+                   rows = program->kernel.block_m / (program->family->divides_rows ? each : 1);
     const attune__forward *f = &call->forward;
     return attune__cuda_encode(driver, &f->q, rows, false, &maps[0]) &&
            attune__cuda_encode(driver, &f->k, keys, true, &maps[1]) &&

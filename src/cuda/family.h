@@ -39,6 +39,7 @@ typedef struct attune__cuda_family {
     bool splits_tail;
     /* The forward kernel's parameters end with a tensor map of O, and whether TMA can store it. */
     bool stores_o;
+    bool divides_rows; /* each CTA of a cluster loads its part of a tile's rows */
 } attune__cuda_family;
 
 extern const attune__cuda_family attune__cuda_family_sm80, attune__cuda_family_sm80_atomic, attune__cuda_family_sm90a,

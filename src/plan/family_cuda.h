@@ -198,5 +198,7 @@ uint64_t attune__cuda_backward_added(const attune__shape *shape);
 
 /* More instructions of a polynomial of this degree than of the unit's exponential. */
 uint32_t attune__sm100_polynomial_instructions(uint32_t degree);
+/* Whether pairs of CTAs are expected to be faster in backward: docs/decisions/0068-pairs-of-ctas.md. */
+bool attune__sm100_pairs_pay(const attune__shape *s);
 
 #endif

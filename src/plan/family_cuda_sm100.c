@@ -12,19 +12,42 @@
 /* --------------------------------------------------------------------------------------------------------- backward */
 
 /* A tile of 128 keys with 128 rows: four warps that load, issue products and round dQ, four that add dQ to its sums,
- * and eight that compute P and dS. The second tile equals the first. With a head dimension past 128, where tensor
- * memory has fewer columns for S and dP, 64 rows, and one stage where shared memory has no space for two. */
-static const attune__tile sm100_backward[] = {ATTUNE__TILES(128, 128, 128, 128, 2, 16)};
+ * and eight that compute P and dS. The second tile equals the first. By pairs of CTAs 256 keys. With a head dimension
+ * past 128, where tensor memory has fewer columns for S and dP, 64 rows, and one stage where shared memory has no space
+ * for two. */
+static const attune__tile sm100_backward[] = {
+    ATTUNE__TILES(128, 128, 128, 128, 2, 16),
+    ATTUNE__TILES(128, 256, 128, 256, 2, 16),
+};
+static const attune__tile sm100_backward_pairs[] = {
+    ATTUNE__TILES(128, 256, 128, 256, 2, 16),
+    ATTUNE__TILES(128, 128, 128, 128, 2, 16),
+};
 static const attune__tile sm100_backward_wide[] = {
     ATTUNE__TILES(64, 128, 64, 128, 2, 16),
     ATTUNE__TILES(64, 128, 64, 128, 1, 16),
 };
 
+/* Each CTA of a pair has one block of the mask's keys, or both have the same. */
+static bool pairs_fit_mask(const attune__shape *s)
+{
+    return !s->block_mask || s->mask_kv_block == 128 || s->mask_kv_block % 256 == 0;
+}
+
+bool attune__sm100_pairs_pay(const attune__shape *s)
+{
+    /* Of n tiles of 128 keys under a causal mask a pair computes one of n + 1 in vain. */
+    return !attune_cuda_backward_sm100_wide(s->head_dim, s->head_dim_v) && s->kv_len >= 1024 && pairs_fit_mask(s);
+}
+
 static attune__cuda_tiles backward_tiles(const attune__shape *s)
 {
     const attune__cuda_tiles narrow = ATTUNE__CUDA_TILES(sm100_backward),
+                             pairs = ATTUNE__CUDA_TILES(sm100_backward_pairs),
                              wide = ATTUNE__CUDA_TILES(sm100_backward_wide);
-    return attune_cuda_backward_sm100_wide(s->head_dim, s->head_dim_v) ? wide : narrow;
+    if (attune_cuda_backward_sm100_wide(s->head_dim, s->head_dim_v))
+        return wide;
+    return attune__sm100_pairs_pay(s) ? pairs : narrow;
 }
 
 static bool backward_is_deterministic(const attune__search *search)
@@ -41,12 +64,20 @@ static const char *backward_reject_tile(const attune__shape *s, const attune__ti
         *option = options[i];
         if (tile->value[*option] != tiles.tiles[0].value[*option] &&
             tile->value[*option] != tiles.tiles[tiles.count - 1].value[*option])
-            return tiles.count == 1 ? "the tile of tcgen05's backward kernel is fixed: 128 x 128, num_stages 2, "
-                                      "num_warps 16; with a head dimension past 128, 64 x 128"
-                                    : "the tile of tcgen05's backward kernel is fixed with a head dimension past 128: "
-                                      "64 x 128, num_stages 1 or 2, num_warps 16";
+            return attune_cuda_backward_sm100_wide(s->head_dim, s->head_dim_v)
+                       ? "the tile of tcgen05's backward kernel is fixed with a head dimension past 128: 64 x 128, "
+                         "num_stages 1 or 2, num_warps 16"
+                       : "the tile of tcgen05's backward kernel is fixed: 128 x 128, or 128 x 256 by pairs of CTAs, "
+                         "num_stages 2, num_warps 16; with a head dimension past 128, 64 x 128";
     }
-    return attune__cuda_reject_blocks(s, tile->value, option);
+    const bool paired = attune_cuda_backward_sm100_paired(tile->value[ATTUNE__BLOCK_N1]);
+    attune__tile of_cta = *tile;
+    of_cta.value[ATTUNE__BLOCK_N1] /= paired ? 2 : 1;
+    const char *const why = attune__cuda_reject_blocks(s, of_cta.value, option);
+    if (why || !paired || pairs_fit_mask(s))
+        return why;
+    *option = ATTUNE__BLOCK_N1;
+    return "with 256 keys, of a pair of CTAs, the block of the mask has 128 or a multiple of 256";
 }
 
 static attune__cost backward_cost(const attune__search *search, const attune__tile *tile)

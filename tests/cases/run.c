@@ -223,7 +223,7 @@ typedef struct running {
 } running;
 
 /* Asks for the kernel of ATTUNE_TEST_KERNEL, which the automatic choice may skip, with what the options have for any
- * kernel. */
+ * kernel; and backwards for tiles of ATTUNE_TEST_BLOCK_N1 keys. */
 static void name_kernel(const char *kernel, bool back, attune_kernel_options *options)
 {
     const bool other = options->any.kernel[0] || options->fwd.kernel[0] || options->bwd.kernel[0];
@@ -231,6 +231,9 @@ static void name_kernel(const char *kernel, bool back, attune_kernel_options *op
         *options = (attune_kernel_options){.struct_size = sizeof *options};
     attune_pass_options *pass = back ? &options->bwd : &options->fwd;
     (void)snprintf(pass->kernel, sizeof pass->kernel, "%s", kernel);
+    const char *const keys = getenv("ATTUNE_TEST_BLOCK_N1");
+    if (back && keys)
+        pass->block_n1 = (uint32_t)strtoul(keys, NULL, 10);
 }
 
 /* A plan with the case's options or, where it has none, with those that it prefers. `only`: there is none where its

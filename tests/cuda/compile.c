@@ -168,15 +168,16 @@ static void header_options(fixture *w, const char *header, const attune_expr *ma
 {
     const bool hopper = strstr(header, "sm90") || strstr(header, "hopper") || strstr(header, "wgmma"),
                blackwell = strstr(header, "sm100") || strstr(header, "tcgen05"),
+               cluster = strstr(header, "pair_") && !blackwell,
                back = strstr(header, "backward") || strstr(header, "gradients");
     const attune_problem problem = {.struct_size = sizeof problem,
                                     .direction = back ? ATTUNE_BACKWARD : ATTUNE_FORWARD,
                                     .dtype = ATTUNE_BF16,
-                                    .head_dim = strstr(header, "wide") || strstr(header, "pair_") ? 256 : 128,
+                                    .head_dim = strstr(header, "wide") || cluster ? 256 : 128,
                                     .q_len = 2048,
                                     .mask = mask,
                                     .score = score,
-                                    .capture_gradient_elements = back && gradient && !strstr(header, "pair_") ? 100 : 0,
+                                    .capture_gradient_elements = back && gradient && !cluster ? 100 : 0,
                                     .lse = true};
     attune_profile profile = {.struct_size = sizeof profile};
     attune__shape shape;

@@ -475,12 +475,13 @@ Test(cuda_plans, tcgen05)
     close_fixture(&w);
 }
 
-/* Likewise backward: its two tiles, dK and dV together and apart, one stage and two. */
+/* Likewise backward: its tiles, by pairs of CTAs and without, dK and dV together and apart, one stage and two. */
 Test(cuda_plans, tcgen05_backward)
 {
     static fixture w;
     static const forced named[] = {{"automatic", {.kernel = "cuda_sm100a"}},
-                                   {"automatic", {.kernel = "cuda_sm100a", .deterministic = ATTUNE_ON}}};
+                                   {"automatic", {.kernel = "cuda_sm100a", .deterministic = ATTUNE_ON}},
+                                   {"automatic", {.kernel = "cuda_sm100a", .block_n1 = 128}}};
     static const dims some_dims[] = {{128, 128}, {64, 64},   {96, 96},   {72, 40},  {64, 128},  {192, 128},
                                      {256, 256}, {192, 192}, {256, 128}, {64, 256}, {256, 136}, {136, 24}};
     static const uint32_t architectures[] = {100, 103};
@@ -492,7 +493,7 @@ Test(cuda_plans, tcgen05_backward)
         if (!test_part(i))
             continue;
         profile.limits.architecture = architectures[n % 2], n /= 2;
-        entry e = {.back = true, .q_len = 2048, .dtype = all_dtypes[i % 2], .kv_heads = 2, .forced = &named[i / 2 % 2]};
+        entry e = {.back = true, .q_len = 2048, .dtype = all_dtypes[i % 2], .kv_heads = 2, .forced = &named[i / 2 % 3]};
         e.mask = n % COUNT(all_masks), n /= COUNT(all_masks);
         e.score = n % COUNT(all_scores), n /= COUNT(all_scores);
         e.dims = some_dims[n % COUNT(some_dims)], n /= COUNT(some_dims);

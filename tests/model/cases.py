@@ -28,8 +28,9 @@ from faults import FAULTS
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 WORDS = {'sm': 'ATTUNE_MODEL_ARCHITECTURE', 'devices': 'ATTUNE_MODEL_DEVICES', 'dtype': 'ATTUNE_TEST_DTYPE', 'case': 'ATTUNE_TEST_CASE',
-         'kernel': 'ATTUNE_TEST_KERNEL', 'scale': 'ATTUNE_TEST_SCALE', 'seed': 'ATTUNE_TEST_SEED', 'schedule': 'ATTUNE_MODEL_SEED'}
-OPTIONS = ['kernel', 'seed', 'count']  # of the random tester
+         'kernel': 'ATTUNE_TEST_KERNEL', 'block-n1': 'ATTUNE_TEST_BLOCK_N1', 'scale': 'ATTUNE_TEST_SCALE',
+         'seed': 'ATTUNE_TEST_SEED', 'schedule': 'ATTUNE_MODEL_SEED'}
+OPTIONS = ['kernel', 'block-n1', 'seed', 'count']  # of the random tester
 
 
 def lines_of(path):

@@ -540,8 +540,8 @@ static const model_case blackwell_backward_faults[] = {
                    "of tensor memory, which was read without"),
     /* The next dQ overwrites one that has not been read. */
     BACKWARD_FAULT(window,
-                   "        producer_acquire<&control::dq>(c.tiles, {0, ds_phase(m) ^ 1});\n        "
-                   "tmem_fence_after();\n    }\n    /* 7|    }\n    /* 7",
+                   "    else /* dQ of the tile before has been read */\n        wait_tensor(&c.tiles.dq.empty[0], "
+                   "ds_phase(m) ^ 1);\n|",
                    "of tensor memory, which"),
     /* dQ is loaded before its products are complete. */
     BACKWARD_FAULT(window, "        wait_tensor(&c.tiles.dq.full[0], phase);|", "of tensor memory, which"),
@@ -552,16 +552,19 @@ static const model_case blackwell_backward_faults[] = {
     BACKWARD_FAULT(window, "            wait_tensor(&c.sums_full, sums_phase);|            ;",
                    "of tensor memory, which"),
     /* dS is stored, and read by products, without a fence. */
-    BACKWARD_FAULT(window, "    fence_async();\n    release_stored(&c.ds_full);|    release_stored(&c.ds_full);",
-                   "without a fence of the asynchronous proxy"),
+    BACKWARD_FAULT(
+        window,
+        "        store_ds(at, memory, chunk, d_s);\n        add_capture_gradients(sums, t, memory);\n        "
+        "rotate(s);\n    }\n    fence_stores();|        "
+        "store_ds(at, memory, chunk, d_s);\n        add_capture_gradients(sums, t, memory);\n        rotate(s);\n    }",
+        "without a fence of the asynchronous proxy"),
     /* dS is stored without the swizzle that its descriptor has. */
     BACKWARD_FAULT(window, "((first + i) ^ key % 8)|(first + i)", "max error"),
     /* dQ takes the keys of dS for its rows. */
-    BACKWARD_FAULT(window, "tcgen05_instruction(sm100::WIDTH_D, true, true)|tcgen05_instruction(sm100::WIDTH_D, true)",
-                   "max error"),
+    BACKWARD_FAULT(window, "(sm100::WIDTH_D, true, true, BLOCK_M)|(sm100::WIDTH_D, true, false, BLOCK_M)", "max error"),
     /* dO is released to the producer while products read it. */
     BACKWARD_FAULT(dense_128,
-                   "        tcgen05_commit(&c.tiles.outputs.empty[m.outputs.stage]);|        "
+                   "        commit_all(&c.tiles.outputs.empty[m.outputs.stage]);|        "
                    "consumer_release_thread<&control::outputs>(c.tiles, m.outputs);",
                    "of shared memory, which"),
     /* Q is released to the producer while products read it. */
@@ -573,6 +576,74 @@ static const model_case blackwell_backward_faults[] = {
     BACKWARD_FAULT(head_192_128, "chunk++, k += 2 * sm100::KEY_SLAB / 16)|chunk++)", "max error"),
     /* The item of dV has the phases of the other one. */
     BACKWARD_FAULT(functions_wide, "dp_phase ^= !values;|dp_phase ^= 1;", "never come"),
+};
+
+#define SM100_PAIRS         "{\"KERNEL\": \"cuda_sm100a\", \"BLOCK_N1\": 256}"
+#define SM100_PAIRS_ORDERED "{\"KERNEL\": \"cuda_sm100a\", \"BLOCK_N1\": 256, \"DETERMINISTIC\": true}"
+
+/* By pairs of CTAs: of 256 keys one block or two, blocks that one CTA of the pair has alone, and keys of one alone. */
+static const model_case blackwell_pairs[] = {
+    BACKWARD(dense_128, BF16, SM100_PAIRS),
+    BACKWARD(window, F16, SM100_PAIRS),
+    BACKWARD(head_96, F16, SM100_PAIRS),
+    BACKWARD(document_scattered, BF16, SM100_PAIRS_ORDERED),
+    BACKWARD(gqa_3, BF16, SM100_PAIRS),
+    BACKWARD(softcap, F16, SM100_PAIRS),
+    BACKWARD(alibi, BF16, SM100_PAIRS),
+    BACKWARD(relative_bias, F16, SM100_PAIRS_ORDERED),
+    BACKWARD(half_bias, F16, SM100_PAIRS),
+    BACKWARD(lists_of_heads_forward, F16, SM100_PAIRS),
+    BACKWARD(causal_long_keys, F16, SM100_PAIRS_ORDERED),
+    BACKWARD(nan_hidden_partial, F16, SM100_PAIRS),
+    BACKWARD(kv_broadcast, BF16, SM100_PAIRS),
+};
+
+#define PAIR_FAULT(row_, options_, fault_, report_)                                                                    \
+    {                                                                                                                  \
+        .architecture = "100", .row = CASE_##row_, .dtype = ATTUNE_F16, .gradients = true,                             \
+        .backward_options = options_, .fault = fault_, .report = report_                                               \
+    }
+
+static const model_case blackwell_pair_faults[] = {
+    /* dS is multiplied before the other CTA has stored it. */
+    PAIR_FAULT(window, SM100_PAIRS,
+               "backward_sm100.cu|barrier_init(&c.ds_full, COMPUTE * CTAS);|barrier_init(&c.ds_full, COMPUTE);",
+               "which"),
+    /* The other CTA's dS is stored, and read by products, without a fence. */
+    PAIR_FAULT(window, SM100_PAIRS, "pair_backward_sm100.cuh|        fence_async_all();|        ;",
+               "without a fence of the asynchronous proxy"),
+    /* Each CTA keeps the rows of dS that the other one multiplies. */
+    PAIR_FAULT(window, SM100_PAIRS,
+               "backward_sm100.cu|                 at.group != rank);|                 at.group == rank);",
+               "max error"),
+    /* dQ's right operand has the keys of the CTAs in the wrong order. */
+    PAIR_FAULT(dense_128, SM100_PAIRS,
+               "pair_backward_sm100.cuh|kv + half * backward::CTA_N|kv + (half ^ 1) * backward::CTA_N", "max error"),
+    /* Both CTAs load the same columns of dO. */
+    PAIR_FAULT(dense_128, SM100_PAIRS,
+               "pair_backward_sm100.cuh|rank * (backward::WIDTH_DV / 2)|0 * (backward::WIDTH_DV / 2)", "max error"),
+    /* The commits arrive in the CTA that issued the products alone. */
+    PAIR_FAULT(window, SM100_PAIRS,
+               "pair_backward_sm100.cuh|        tcgen05_commit_pair(barrier);|        tcgen05_commit(barrier);",
+               "phase of an mbarrier"),
+    /* The other CTA's operands are not waited for. */
+    PAIR_FAULT(
+        window, SM100_PAIRS,
+        "pair_backward_sm100.cuh|producer_expect<PIPELINE>(c, r, 2 * bytes);|producer_expect<PIPELINE>(c, r, bytes);",
+        "which"),
+    /* The thread that issues is of the CTA of rank 1, where no operand is waited for. */
+    PAIR_FAULT(window, SM100_PAIRS, "backward_sm100.cu|&& rank_in_pair() == 0)|&& rank_in_pair() == 1)", "never come"),
+    /* Tensor memory is freed while the other CTA reads it. */
+    PAIR_FAULT(window, SM100_PAIRS, "backward_sm100.cu|                barrier_wait_peer(&c.pair.freed, 0);|",
+               "frees lane"),
+    /* Rows of dQ are rounded with the first half of their columns twice. */
+    PAIR_FAULT(window, SM100_PAIRS, "dq_backward_sm90.cuh|from += 64 - STEPS * 256;|from += 0 - STEPS * 256;",
+               "max error"),
+    /* Keys to which no row attends are computed without the mask, in the CTA whose block the lists have not. */
+    PAIR_FAULT(window, SM100_PAIRS, "pair_backward_sm100.cuh|    return TILE_ABSENT;|    return 0;", "max error"),
+    /* A tile of rows of a pair waits for the block after its first CTA's. */
+    PAIR_FAULT(document_scattered, SM100_PAIRS_ORDERED,
+               "ordered_sums.cuh|q / a.q_block, tile * 2 + 1);|q / a.q_block, tile * 2);", "never come"),
 };
 
 static void check_cases(const model_case *some, size_t first, size_t end)
@@ -668,6 +739,26 @@ Test(model, blackwell_wide)
 Test(model, blackwell_wide_scores)
 {
     check_cases(blackwell_wide, 4, sizeof blackwell_wide / sizeof blackwell_wide[0]);
+}
+
+Test(model, blackwell_pairs)
+{
+    check_cases(blackwell_pairs, 0, 5);
+}
+
+Test(model, blackwell_pairs_captures)
+{
+    check_cases(blackwell_pairs, 5, 10);
+}
+
+Test(model, blackwell_pairs_lists)
+{
+    check_cases(blackwell_pairs, 10, sizeof blackwell_pairs / sizeof blackwell_pairs[0]);
+}
+
+Test(model, blackwell_pair_faults)
+{
+    check_faults(blackwell_pair_faults, sizeof blackwell_pair_faults / sizeof blackwell_pair_faults[0]);
 }
 
 Test(model, blackwell_faults)

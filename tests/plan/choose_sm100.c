@@ -58,15 +58,17 @@ Test(choose, tcgen05_by_name_alone)
     p.direction = ATTUNE_BACKWARD;
     cr_assert_str_eq(plan("b200", &p, NULL).kernel, "cuda_sm80_atomic");
     static const struct {
-        uint32_t head_dim, head_dim_v, rows, stages;
-    } backward[] = {{64, 64, 128, 2}, {128, 128, 128, 2}, {96, 40, 128, 2},  {8, 128, 128, 2},  {192, 128, 64, 2},
-                    {64, 136, 64, 2}, {256, 128, 64, 2},  {192, 192, 64, 2}, {256, 256, 64, 1}, {256, 136, 64, 1}};
+        uint32_t head_dim, head_dim_v, rows, keys, stages;
+    } backward[] = {{64, 64, 128, 256, 2},  {128, 128, 128, 256, 2}, {96, 40, 128, 256, 2},  {8, 128, 128, 256, 2},
+                    {192, 128, 64, 128, 2}, {64, 136, 64, 128, 2},   {256, 128, 64, 128, 2}, {192, 192, 64, 128, 2},
+                    {256, 256, 64, 128, 1}, {256, 136, 64, 128, 1}};
     for (size_t i = 0; i < sizeof backward / sizeof backward[0]; i++) {
         p.head_dim = backward[i].head_dim;
         p.head_dim_v = backward[i].head_dim_v;
         const attune_plan_choice c = plan("b200", &p, named);
-        cr_expect(!strcmp(c.kernel, "cuda_sm100a") && c.block_m1 == backward[i].rows && c.block_n1 == 128 &&
-                      c.num_warps == 16 && c.num_stages == backward[i].stages && c.occupancy == 1 && !c.deterministic,
+        cr_expect(!strcmp(c.kernel, "cuda_sm100a") && c.block_m1 == backward[i].rows &&
+                      c.block_n1 == backward[i].keys && c.num_warps == 16 && c.num_stages == backward[i].stages &&
+                      c.occupancy == 1 && !c.deterministic,
                   "head dimensions %u and %u: %u x %u, %u stages", p.head_dim, p.head_dim_v, c.block_m1, c.block_n1,
                   c.num_stages);
         cr_expect(plan("b200", &p, "{\"KERNEL\": \"cuda_sm100a\", \"DETERMINISTIC\": true}").deterministic);
@@ -78,6 +80,27 @@ Test(choose, tcgen05_by_name_alone)
     EXPECT_ERROR("b200", &p, "{\"KERNEL\": \"cuda_sm100a\", \"bwd_BLOCK_M1\": 128}", ATTUNE_INVALID_ARGUMENT,
                  "64 x 128, num_stages 1 or 2");
     p.head_dim = 128;
+    /* Pairs of CTAs: from 1024 keys on, or by name. */
+    static const struct {
+        int64_t keys;
+        uint32_t mask_kv_block, block_n;
+    } pairs[] = {{1023, 0, 128},   {1024, 0, 256},   {1024, 128, 256},
+                 {2048, 256, 256}, {2048, 512, 256}, {2048, 384, 128}};
+    for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
+        p.kv_len = pairs[i].keys;
+        p.block_mask = pairs[i].mask_kv_block > 0;
+        p.mask_kv_block = pairs[i].mask_kv_block;
+        cr_expect_eq(plan("b200", &p, named).block_n1, pairs[i].block_n, "%lld keys, blocks of %u", (long long)p.kv_len,
+                     p.mask_kv_block);
+    }
+    EXPECT_ERROR("b200", &p, "{\"KERNEL\": \"cuda_sm100a\", \"bwd_BLOCK_N1\": 256}", ATTUNE_INVALID_ARGUMENT,
+                 "128 or a multiple of 256");
+    p.block_mask = false;
+    p.mask_kv_block = 0;
+    p.kv_len = 300;
+    cr_expect_eq(plan("b200", &p, "{\"KERNEL\": \"cuda_sm100a\", \"bwd_BLOCK_N1\": 256}").block_n1, 256);
+    p.kv_len = 2048;
+    cr_expect_eq(plan("b200", &p, "{\"KERNEL\": \"cuda_sm100a\", \"bwd_BLOCK_N1\": 128}").block_n1, 128);
     p.block_mask = true;
     p.mask_kv_block = 64;
     EXPECT_ERROR("b200", &p, named, ATTUNE_UNSUPPORTED, "must divide the block of the mask");

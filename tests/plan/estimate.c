@@ -81,13 +81,20 @@ static attune_cuda_tile backward_tile(const attune__decision *d, double head_dim
                               .element = 2};
 }
 
+/*
+ * Of a CTA, with the keys of its own. A pair's CTA reads half of every right operand in shared memory, which the tensor
+ * cores of both use: of S and dP half of the rows, of dV and dK half of the columns, in slabs of 64, for which Q and dO
+ * are loaded again. dQ is half of the rows, over the keys of both.
+ */
 static cycles backward_cycles(const attune__decision *d, double head_dim, double head_dim_v)
 {
-    const double m = d->choice.block_m1, n = d->choice.block_n1, pairs = m * n;
-    const double k = up_to(head_dim, 16), kv = up_to(head_dim_v, 16);
     const attune_cuda_tile tile = backward_tile(d, head_dim, head_dim_v);
     const attune_cuda_backward_sm100_layout l = attune_cuda_backward_sm100(tile, 0);
-    const bool wide = attune_cuda_backward_sm100_wide(tile.head_dim, tile.head_dim_v);
+    const bool wide = attune_cuda_backward_sm100_wide(tile.head_dim, tile.head_dim_v),
+               paired = attune_cuda_backward_sm100_paired(tile.block_n);
+    const double ctas = paired ? 2 : 1, m = tile.block_m, n = tile.block_n / ctas, pairs = m * n;
+    const double k = attune_cuda_backward_sm100_width(tile.head_dim, tile.block_n),
+                 kv = attune_cuda_backward_sm100_width(tile.head_dim_v, tile.block_n);
     const double items = l.separate ? 2 : 1;
     const double dq_lanes = up_to(head_dim, 128); /* of dQ transposed */
     cycles c = {.flops = 2 * pairs * (3 * head_dim + 2 * head_dim_v)};
@@ -96,46 +103,26 @@ static cycles backward_cycles(const attune__decision *d, double head_dim, double
                      (items - 1) * pairs * ATTUNE__SM100_P_PAIR / ATTUNE__SM100_INSTRUCTIONS;
     add_exponentials(&c, &d->variant, items * pairs);
     /* Left and right operands in shared memory: S, dP, dV, dK, dQ. */
-    const double operands = items * (n + m) * k + (n + m) * kv + m * kv + m * k +
+    const double right = m / ctas;
+    const double operands = items * (n + right) * k + (n + right) * kv + right * kv + right * k +
                             (wide ? dq_lanes * n + dq_lanes / 128 * m * n : m * n + n * k);
     /* Q and dO are loaded, dS stored, dQ stored and read in float32. */
-    c.shared = 2 * (operands + items * m * (k + kv) + m * n + 4 * m * k) / SHARED;
-    c.tensor = (pairs * (items * 4 + 4 + 2 + 2) + m * k * 4) / TENSOR; /* S, dP and dQ are read, P and dS stored */
+    const double loaded = paired ? m / 2 * (k + kv) + 2 * m * 64 : items * m * (k + kv);
+    c.shared = 2 * (operands + loaded + m * n + 4 * m / ctas * k) / SHARED;
+    c.tensor =
+        (pairs * (items * 4 + 4 + 2 + 2) + m / ctas * k * 4) / TENSOR; /* S, dP and dQ are read, P and dS stored */
     return c;
 }
 
-/*
- * Backward by pairs of CTAs of a cluster (cta_group::2), whose CTAs have the keys of two tiles and all their query
- * tiles in common. Each has half of every right operand, which the tensor cores of both read once: half of the rows of
- * Q and dO for S and dP, half of their columns for dV and dK. dQ is added up over the keys of both, half of it by each:
- * for it a CTA has the other's half of dS, which is stored there instead, and half of the columns of the other's K.
- */
-typedef struct pair_cost {
-    double shared;  /* cycles of shared memory for a tile of a CTA */
-    unsigned bytes; /* of shared memory */
-} pair_cost;
-
-static pair_cost backward_by_pairs(const attune__decision *d, double head_dim, double head_dim_v)
+static double longest(cycles c)
 {
-    const double m = d->choice.block_m1, n = d->choice.block_n1;
-    const double k = up_to(head_dim, 16), kv = up_to(head_dim_v, 16);
-    const attune_cuda_tile tile = backward_tile(d, head_dim, head_dim_v);
-    const attune_cuda_backward_sm100_layout l = attune_cuda_backward_sm100(tile, 0);
-    const bool wide = attune_cuda_backward_sm100_wide(tile.head_dim, tile.head_dim_v);
-    const double items = l.separate ? 2 : 1;
-    /* The columns of dQ that a CTA has: its slabs of K, or 128 lanes where it is transposed. */
-    const double part = wide ? 128 : up_to(up_to(head_dim, 64) / 2, 32);
-    const double dq = wide ? part * 2 * n + 2 * n * m / 2 : m * 2 * n / 2 + 2 * n * part;
-    const double operands = items * (n * k + m * k / 2) + n * kv + m * kv / 2 + m * kv / 2 + m * k / 2 + dq;
-    pair_cost c;
-    c.shared = 2 * (operands + items * m * (k + kv) + m * n + 4 * m * part) / SHARED;
-    c.bytes = l.size + (unsigned)(2 * n * part);
-    return c;
+    return larger(larger(c.products, c.shared), larger(larger(c.units, c.instructions), c.tensor));
 }
 
-static void add_pair_row(char *text, size_t size, uint32_t head_dim, uint32_t head_dim_v)
+static attune__decision backward_of(uint32_t head_dim, uint32_t head_dim_v, uint32_t block_n)
 {
-    const attune_kernel_options named = {.struct_size = sizeof named, .any = {.kernel = "cuda_sm100a"}};
+    const attune_kernel_options named = {.struct_size = sizeof named,
+                                         .any = {.kernel = "cuda_sm100a", .block_n1 = block_n}};
     const attune_limits b200 = device("b200");
     attune_problem p = problem_of(ATTUNE_BF16, head_dim, 8192, 8192);
     attune__shape shape;
@@ -144,15 +131,21 @@ static void add_pair_row(char *text, size_t size, uint32_t head_dim, uint32_t he
     p.direction = ATTUNE_BACKWARD;
     cr_assert_eq(attune__shape_from_problem(&p, &shape), ATTUNE_OK);
     cr_assert_eq(attune__plan_choose(&b200, &shape, &named, &d), ATTUNE_OK, "%s", attune_last_error());
-    const cycles c = backward_cycles(&d, head_dim, head_dim_v);
-    const pair_cost pair = backward_by_pairs(&d, head_dim, head_dim_v);
-    const double softmax = larger(larger(c.units, c.instructions), c.tensor);
-    const double alone = larger(larger(c.products, c.shared), softmax),
-                 both = larger(larger(c.products, pair.shared), softmax);
+    return d;
+}
+
+/* One CTA by itself, and a pair, where the planner chooses that at this length. */
+static void add_pair_row(char *text, size_t size, uint32_t head_dim, uint32_t head_dim_v)
+{
+    const attune__decision one = backward_of(head_dim, head_dim_v, 128), two = backward_of(head_dim, head_dim_v, 256);
+    const cycles alone = backward_cycles(&one, head_dim, head_dim_v),
+                 both = backward_cycles(&two, head_dim, head_dim_v);
+    cr_assert_eq(backward_of(head_dim, head_dim_v, 0).choice.block_n1, 256);
     const size_t at = strlen(text);
-    (void)snprintf(text + at, size - at, "| %u/%u | %.0f | %.0f | %.0f | %.0f | %.0f | %.1f |\n", head_dim, head_dim_v,
-                   c.products, c.shared, pair.shared, c.flops / alone * CHIP * 1e-12, c.flops / both * CHIP * 1e-12,
-                   pair.bytes / 1024.0);
+    (void)snprintf(text + at, size - at, "| %u/%u | %.0f, %.0f | %.0f, %.0f | %.0f, %.0f | %.1f, %.1f |\n", head_dim,
+                   head_dim_v, alone.products, both.products, alone.shared, both.shared,
+                   alone.flops / longest(alone) * CHIP * 1e-12, both.flops / longest(both) * CHIP * 1e-12,
+                   one.choice.shared_memory / 1024.0, two.choice.shared_memory / 1024.0);
 }
 
 static void add_row(char *text, size_t size, attune_direction direction, uint32_t head_dim, uint32_t head_dim_v,
@@ -217,10 +210,9 @@ Test(estimate, of_tcgen05_is_documented)
         strcat(expected, "\n");
     }
     expect_in_page("0063-estimate-of-sm100a.md", expected);
-    strcpy(expected,
-           "| Backward by pairs: D/Dv | products | shared memory alone | by pairs | at most alone, TFLOP/s | by "
-           "pairs | KiB |\n|---|---|---|---|---|---|---|\n");
-    for (size_t i = 0; i < sizeof dims / sizeof dims[0]; i++)
+    strcpy(expected, "| Backward, alone and by pairs: D/Dv | products | shared memory | at most, TFLOP/s | KiB |\n"
+                     "|---|---|---|---|---|\n");
+    for (size_t i = 0; i < 3; i++)
         add_pair_row(expected, sizeof expected, dims[i][0], dims[i][1]);
     expect_in_page("0063-estimate-of-sm100a.md", expected);
 }

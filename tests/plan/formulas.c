@@ -93,6 +93,11 @@ static uint64_t sm100a(const attune_plan_choice *c, numbers x)
     x.d = up(x.d, 64), x.dv = up(x.dv, 64);
     if (c->direction == ATTUNE_BACKWARD) {
         const bool narrow = x.d == 64 && x.dv == 64;
+        if (x.n1 == 256) { /* a pair's CTA: half of the keys, and halves of rows and columns */
+            const uint64_t stages = narrow ? x.stages : 1;
+            return 256 * (x.d + x.dv) + 256 * 128 + x.stages * x.m1 * x.d + stages * x.m1 * (x.dv + 256) + 256 * x.m1 +
+                   64 * x.m1 + x.stages * x.m1 * 8 + 512;
+        }
         if (x.d > 128 || x.dv > 128)
             return 2 * (x.n1 * (x.d + x.dv) + x.m1 * (x.stages * (x.d + x.dv) + x.n1)) + 16 * up(d, 32) * 4 +
                    x.stages * x.m1 * 8 + 512;

@@ -222,6 +222,7 @@ static void draw_rest(rng *r, const draw_profile *profile, problem *p)
         p->has_options = p->options_of_pass = true;
         p->options = p->options_of_other = (attune_pass_options){0};
         (void)snprintf(p->options.kernel, sizeof p->options.kernel, "%s", profile->kernel);
+        p->options.block_n1 = p->direction == ATTUNE_BACKWARD ? profile->block_n1 : 0;
     }
 }
 

@@ -9,12 +9,14 @@
 
 static const char usage[] =
     "usage: random [--device ID] [--count N] [--seed S] [--first INDEX] [--only INDEX] [--seconds T]\n"
-    "              [--profile quick|whole|many] [--kernel NAME] [--out FOLDER] [--tries N] [--verbose]\n";
+    "              [--profile quick|whole|many] [--kernel NAME] [--block-n1 KEYS] [--out FOLDER] [--tries N] "
+    "[--verbose]\n";
 
 typedef struct options {
     const char *device, *profile, *kernel, *out;
     uint64_t count, seed, first;
     double seconds;
+    uint32_t block_n1;
     int tries; /* of shrinking, at most */
     bool verbose;
 } options;
@@ -68,6 +70,8 @@ static bool parse(int argc, char **argv, options *o)
             o->profile = value;
         else if (!strcmp(name, "--kernel"))
             o->kernel = value;
+        else if (!strcmp(name, "--block-n1"))
+            o->block_n1 = (uint32_t)strtoul(value, &end, 10);
         else if (!strcmp(name, "--out"))
             o->out = value;
         else if (!strcmp(name, "--count"))
@@ -94,8 +98,11 @@ static bool parse(int argc, char **argv, options *o)
 
 static draw_profile profile_of(const options *o, attune_backend backend)
 {
-    draw_profile p = {
-        .backend = backend, .calls = backend == ATTUNE_BACKEND_CPU ? 3 : 10, .work = 40000, .kernel = o->kernel};
+    draw_profile p = {.backend = backend,
+                      .calls = backend == ATTUNE_BACKEND_CPU ? 3 : 10,
+                      .work = 40000,
+                      .kernel = o->kernel,
+                      .block_n1 = o->block_n1};
     if (!strcmp(o->profile, "quick")) {
         p.work = 6000;
         p.calls = 2;

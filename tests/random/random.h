@@ -276,6 +276,7 @@ typedef struct draw_profile {
     int calls;          /* of one plan, at most */
     int64_t work;       /* pairs times heads times batch of a call, about at most */
     const char *kernel; /* of all problems, where it takes them; NULL: as drawn */
+    uint32_t block_n1;  /* with it, backwards; 0: the planner's */
 } draw_profile;
 
 void problem_draw(uint64_t seed, uint64_t index, const draw_profile *profile, problem *p);
