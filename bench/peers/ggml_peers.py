@@ -51,8 +51,21 @@ WINDOW = re.compile(r'q >= kv && q - kv < (\d+)$')
 TIMING = re.compile(r'^FLASH_ATTN_EXT .*: \d+ x ([\d.e+-]+) us', re.M)
 
 
+def check_headers():
+    """ggml's C++ needs what Debian 12's headers do not have, and would say so after its shaders, a quarter of an hour later."""
+    folder = pathlib.Path('/usr/include')
+    for word in options.cmake.split():
+        if word.startswith('-DVulkan_INCLUDE_DIR='):
+            folder = pathlib.Path(word.split('=', 1)[1])
+    header = folder / 'vulkan/vulkan_core.h'
+    if not header.exists() or 'VK_EXT_layer_settings' not in header.read_text():
+        sys.exit(f'{folder} has no Vulkan headers of 1.3.272 or later, which ggml needs: install newer ones, or unpack Khronos\' '
+                 "Vulkan-Headers and add --cmake=-DVulkan_INCLUDE_DIR=PATH")
+
+
 def build(checkout):
     """The program, built where it is missing or older than its source."""
+    check_headers()
     out, source = checkout / 'build-peers', here / 'attention_ggml.c'
     program = out / 'attention_ggml'
     configure = ['cmake', '-S', checkout, '-B', out, '-DCMAKE_BUILD_TYPE=Release', '-DBUILD_SHARED_LIBS=ON', '-DGGML_VULKAN=ON',

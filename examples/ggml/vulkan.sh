@@ -29,6 +29,18 @@ mkdir -p "$out"
 read -ra meson_options <<<"${MESON_OPTIONS:-}"
 read -ra cmake_options <<<"${CMAKE_OPTIONS:-}"
 
+# ggml's C++ needs what Debian 12's headers (1.3.239) do not have, and would say so after its shaders, a quarter of an hour later.
+check_headers() {
+  local folder=/usr/include word
+  for word in "${cmake_options[@]}"; do
+    [[ $word != -DVulkan_INCLUDE_DIR=* ]] || folder=${word#*=}
+  done
+  grep -qs VK_EXT_layer_settings "$folder/vulkan/vulkan_core.h" && return
+  echo "$folder has no Vulkan headers of 1.3.272 or later, which ggml needs: install newer ones, or unpack Khronos' Vulkan-Headers" \
+    "and set CMAKE_OPTIONS=-DVulkan_INCLUDE_DIR=PATH" >&2
+  exit 1
+}
+
 # Not patched again, which would compile anew.
 patch_tree() {
   [ -e "$tree/.git" ] || git -C "$ggml" worktree add --detach "$tree" "$commit" || return 1
@@ -50,6 +62,7 @@ build() {
     cmake --build "$tree/build" --target test-backend-ops --parallel "$jobs"
 }
 
+check_headers
 build >"$log" 2>&1 || { echo "The build failed: $log" >&2; tail -3 "$log" >&2; exit 1; }
 
 ops() {
