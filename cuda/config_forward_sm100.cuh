@@ -78,6 +78,7 @@ struct forward_config {
     static constexpr u32 O_OFFSET = LAYOUT.o, O_TILE_BYTES = ATTUNE_CUDA_SM100_O_TILE;
     static constexpr u32 ROWS_OFFSET = LAYOUT.rows, KEY_TERMS_OFFSET = LAYOUT.key_terms;
     static constexpr int S_BUFFERS = LAYOUT.s_buffers;
+    static constexpr u32 P_COLUMN = LAYOUT.p_column; /* of P, where it has columns of its own */
     static constexpr int TMEM_COLUMNS = (int)LAYOUT.columns;
     static constexpr u32 GROUP_COLUMNS = LAYOUT.group_columns, O_COLUMN = LAYOUT.s_buffers * BLOCK_N;
 

@@ -7,6 +7,7 @@
  * a query tile, and a thread that issues all products. S, P and O are in tensor memory, where a softmax thread has the
  * lane of its row. For each 128 rows the order is S = Q K, softmax, O += P V, and the next S, which takes the place of
  * P: with two buffers of S that of the next but one key tile, so that P V and S run under a softmax of their own group.
+ * Where P has columns of its own the next S is before P V, and P V alone runs under the softmax.
  * With two groups the products of one run under the softmax of the other, and a correction warp group rescales O and
  * stores it (correction_sm100.cuh).
  *
@@ -53,6 +54,12 @@ __device__ __forceinline__ void multiply_pv(u32 o, u32 p, u64 v, bool first)
 __device__ __forceinline__ u64 describe_q(u32 memory, u32 stage, int group)
 {
     return tcgen05_descriptor(describe_k_major(memory + stage * sm100::Q_BYTES + (u32)group * 128 * 128));
+}
+
+/* The columns of P, with a buffer of S. */
+__device__ __forceinline__ u32 p_column(u32 buffer)
+{
+    return sm100::P_COLUMN ? sm100::P_COLUMN : buffer * BLOCK_N;
 }
 
 /* The thread that issues the products. */
@@ -103,10 +110,15 @@ struct products {
             u32 columns = c.tmem + g * sm100::GROUP_COLUMNS;
             barrier_wait(&c.groups[g].p_full[p.stage], p.phase);
             tmem_fence_after();
+            if (sm100::P_COLUMN && more) { /* S has been read, and is not where P is */
+                if (g == 0)
+                    keys = next_k();
+                issue_s(g, 0, keys);
+            }
             /* 6: O += P V */
-            multiply_pv(columns + sm100::O_COLUMN, columns + p.stage * BLOCK_N, values, first);
+            multiply_pv(columns + sm100::O_COLUMN, columns + p_column(p.stage), values, first);
             tcgen05_commit(&c.groups[g].o_full);
-            if (!more)
+            if (sm100::P_COLUMN || !more)
                 continue;
             if (g == 0)
                 keys = next_k();
@@ -240,9 +252,9 @@ __device__ __forceinline__ float raise_maximum(row_state &state, float largest, 
     return alpha;
 }
 
-/* 5: S becomes P, in 16 bits, in the first half of its columns: those of a load have been read when they are
- * overwritten. */
-__device__ __forceinline__ void exponentiate(row_state &state, u32 s, float factor)
+/* 5: S becomes P, in 16 bits. p: its columns, of its own or the first half of those of S, of which those of a load have
+ * been read when they are overwritten. */
+__device__ __forceinline__ void exponentiate(row_state &state, u32 s, u32 p, float factor)
 {
     /* A row without an allowed pair so far subtracts 0, since -inf - -inf is NaN and exp(-inf - 0) is 0. */
     float shift = state.row_max == -ATTUNE_INF ? 0.0f : state.row_max * factor;
@@ -260,7 +272,7 @@ __device__ __forceinline__ void exponentiate(row_state &state, u32 s, float fact
             sum[1] += odd;
             w[i] = pack(even, odd);
         }
-        tmem_store(s + (u32)(load * (sm100::LOAD_COLUMNS / 2)), w);
+        tmem_store(p + (u32)(load * (sm100::LOAD_COLUMNS / 2)), w);
     }
     state.row_sum = sum[0] + sum[1];
 }
@@ -334,7 +346,7 @@ __device__ __forceinline__ void consume(const attune_cuda_arguments &a, sm100_co
     float factor = fold_factor(a.scale);
     /* Of Q; of K, whose stages V has, too; of S; of the rows. */
     pipeline_state r = {0, 0}, k = {0, 0}, t = {0, 0}, passed = {0, 1};
-    u32 scanned = 0, phases = 0, o_phase = 1; /* o_phase: of the last P V, without a correction */
+    u32 scanned = 0, phases = 0, o_phase = 1; /* o_phase: of the last P V */
     for (;;) {
         /* 1: wait for the descriptor of the query tile. */
         consumer_wait<&control::q>(c.tiles, r);
@@ -365,7 +377,7 @@ __device__ __forceinline__ void consume(const attune_cuda_arguments &a, sm100_co
             flags = c.tiles.key_tiles[k.stage].flags >> list;
             consumer_release<&control::k>(c.tiles, k);
             u32 terms = wait_key_terms(a, memory, flags, k, phases);
-            u32 s = columns + t.stage * BLOCK_N;
+            u32 s = columns + t.stage * BLOCK_N, p = columns + p_column(t.stage);
             barrier_wait(&own.s_full[t.stage], t.phase);
             tmem_fence_after();
             /* 4: score and mask hook */
@@ -375,10 +387,14 @@ __device__ __forceinline__ void consume(const attune_cuda_arguments &a, sm100_co
             float alpha = raise_maximum(state, largest, factor, a.row_max.address != 0);
             if constexpr (sm100::CORRECTS)
                 pass_factor(own, words, passed, alpha, flags & TILE_LAST);
-            exponentiate(state, s, factor);
+            if (sm100::P_COLUMN && !first) { /* the P before has been multiplied */
+                barrier_wait(&own.o_full, o_phase);
+                tmem_fence_after();
+            }
+            exponentiate(state, s, p, factor);
             if (!sm100::CORRECTS && !first)
                 correct_o(own, o, o_phase, alpha);
-            wait_scanned(s, o, c.tiles, own, a, coord, kv, flags, row, k.stage, scanned, passed);
+            wait_scanned(p, o, c.tiles, own, a, coord, kv, flags, row, k.stage, scanned, passed);
             if (sm100::SCANS_V) {
                 /* Not before it is full: the other group may still have to release it for the key tile before. */
                 consumer_wait<&control::v>(c.tiles, k);

@@ -30,7 +30,8 @@ ATTUNE_CUDA_LAYOUT unsigned attune_cuda_forward_sm100_warps(unsigned block_m)
 
 /*
  * In tensor memory, for each 128 rows of queries: S[B][128][N], in whose first half P is stored in 16 bits, and
- * O[128][Dv]. B = 2 where there are columns for it: the next S need not wait until P has been multiplied.
+ * O[128][Dv]. B = 2 where there are columns for it: the next S need not wait until P has been multiplied. Else P has
+ * columns of its own, from p_column on, where there are columns for that.
  * group_columns are those of 128 rows; columns are allocated by powers of two. With a correction warp group
  * shared memory has two words for each row besides, which the softmax warps hand over, and between V and the barriers
  * as many tiles of O as there is space for and a query tile has, up to four: TMA stores them to global memory.
@@ -55,6 +56,10 @@ ATTUNE_CUDA_LAYOUT attune_cuda_forward_tma_layout attune_cuda_forward_sm100(attu
     l.o_columns = attune_cuda_round_up(t.head_dim_v, 16);
     l.s_buffers = t.block_m / 128 * (2 * t.block_n + l.o_columns) <= ATTUNE_CUDA_TENSOR_COLUMNS ? 2 : 1;
     l.group_columns = l.s_buffers * t.block_n + l.o_columns;
+    if (l.s_buffers == 1 && t.block_m / 128 * (l.group_columns + t.block_n / 2) <= ATTUNE_CUDA_TENSOR_COLUMNS) {
+        l.p_column = l.group_columns;
+        l.group_columns += t.block_n / 2;
+    }
     l.columns = 32;
     while (l.columns < t.block_m / 128 * l.group_columns)
         l.columns *= 2;

@@ -19,7 +19,7 @@ typedef struct attune_cuda_forward_tma_layout {
     unsigned control_bytes;
     unsigned size;
     /* Of layout_sm100.h: tiles of O, their number, and words of rows; buffers of S, columns of tensor memory. */
-    unsigned o, o_tiles, rows, s_buffers, o_columns, group_columns, columns;
+    unsigned o, o_tiles, rows, s_buffers, p_column, o_columns, group_columns, columns;
 } attune_cuda_forward_tma_layout;
 
 /* narrow: the head dimensions up to which B = 2; control_words: of 8 bytes, beside those of each stage. */
