@@ -219,7 +219,8 @@ ATTUNE_FUNCTION void find_keys(uint4 *found, uint2 *factors, const tile_of_keys 
 {
     UNROLL for (uint f = 0u; f < FINDS; f++)
     {
-        const uint2 key = key_of(s, tile->exists ? tile->kv0 + id + f * THREADS : 0xffffffffu);
+        const uint n = id + f * THREADS;
+        const uint2 key = key_of(s, tile->exists && n < BLOCK_N ? tile->kv0 + n : 0xffffffffu);
         const int lacks = key.x == NO_PAGE;
         const uint2 at = lacks ? (uint2)(0u) : key;
         found[f] = place_of(plane_of(&args->k, at.x, s->kv_h) + (long)at.y * args->k.stride_row,
