@@ -181,6 +181,8 @@ typedef struct attune_cuda_schedule {
 /* The launch of attune_schedule_sm80: a CTA, and its shared memory. */
 #define ATTUNE_CUDA_SCHEDULE_THREADS 256
 #define ATTUNE_CUDA_SCHEDULE_SHARED  512
+/* With ATTUNE_SHARES. */
+#define ATTUNE_CUDA_SHARED_SCHEDULE_SHARED 7168
 
 /* The keys of a tile's rows may be computed in parts, of at least this many keys, and at most this many. Their partial
  * results are float o[M][Dv] and then m and l [M][2] each; a multiple of 128 bytes. */

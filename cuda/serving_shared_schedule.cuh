@@ -138,51 +138,43 @@ __device__ __forceinline__ void gather(attune_cuda_shared_scheduled *of, int bat
     int room = BLOCK_M / group;
 #pragma unroll 1
     for (int run = (int)threadIdx.x / 32 * GATHERED; run < batch; run += SCHEDULE_WARPS * GATHERED) {
-        shared_work mine[HALVES];
-        int joined[HALVES] = {}, leads[HALVES] = {}, query0[HALVES] = {};
-#pragma unroll
-        for (int half = 0; half < HALVES; half++) {
-            int b = run + half * 32 + lane;
-            mine[half] = {};
-            if (b < batch)
-                mine[half] = work_of(of[b]);
-        }
+        int joined[HALVES] = {}, leads[HALVES] = {}, query0[HALVES] = {}; /* of sequences of the lane */
         int before = -1, begin = 0, queries = 0, shared = MOST_INT, last_first = 0, last_position = 0;
-#pragma unroll
-        for (int half = 0; half < HALVES; half++)
 #pragma unroll 1
-            for (int i = 0; i < 32; i++) {
-                int rows = __shfl_sync(0xffffffffu, mine[half].q_len, i),
-                    first = __shfl_sync(0xffffffffu, mine[half].first, i),
-                    end = __shfl_sync(0xffffffffu, mine[half].end, i), index = half * 32 + i;
-                shared = min(shared, __shfl_sync(0xffffffffu, mine[half].shared, i));
-                if (rows <= 0)
-                    continue;
-                shared = min(shared, last_position);
-                if (before >= 0 && shared >= least && last_first == first && index - begin < room &&
-                    queries + rows <= room) {
-                    if (lane == i)
-                        joined[half] = shared, query0[half] = queries;
+        for (int i = 0; i < min(GATHERED, batch - run); i++) {
+            shared_work w = work_of(of[run + i]);
+            shared = min(shared, w.shared);
+            if (w.q_len <= 0)
+                continue;
+            shared = min(shared, last_position);
+            if (before >= 0 && shared >= least && last_first == w.first && i - begin < room &&
+                queries + w.q_len <= room) {
 #pragma unroll
-                    for (int other = 0; other < HALVES; other++)
-                        if (before == other * 32 + lane)
-                            leads[other] = shared;
-                } else {
-                    begin = index;
-                    queries = 0;
+                for (int half = 0; half < HALVES; half++) {
+                    if (i == half * 32 + lane)
+                        joined[half] = shared, query0[half] = queries;
+                    if (before == half * 32 + lane)
+                        leads[half] = shared;
                 }
-                queries = min(queries + rows, room);
-                before = index;
-                shared = MOST_INT;
-                last_first = first;
-                last_position = max(end - rows, 0);
+            } else {
+                begin = i;
+                queries = 0;
             }
+            queries = min(queries + w.q_len, room);
+            before = i;
+            shared = MOST_INT;
+            last_first = w.first;
+            last_position = max(w.end - w.q_len, 0);
+        }
+        __syncwarp();
 #pragma unroll
         for (int half = 0; half < HALVES; half++) {
             int b = run + half * 32 + lane;
-            mine[half].shared = joined[half], mine[half].leads = leads[half], mine[half].query0 = query0[half];
-            if (b < batch)
-                store_work(of[b], mine[half]);
+            if (b < batch) {
+                shared_work w = work_of(of[b]);
+                w.shared = joined[half], w.leads = leads[half], w.query0 = query0[half];
+                store_work(of[b], w);
+            }
         }
     }
 }
@@ -200,74 +192,82 @@ __device__ __forceinline__ int leader_of(const division &d, const attune_cuda_sh
     return leader;
 }
 
-/* A sequence's items, slots and counters. */
+/* Items, slots and counters of sequences. */
 struct entry_counts {
     i64 items, slots, split;
 };
 
-__device__ __forceinline__ entry_counts counts_of(const division &d, const shared_work &w, const shared_parts &p)
+__device__ __forceinline__ void add_counts(entry_counts &x, const entry_counts &y)
+{
+    x.items += y.items;
+    x.slots += y.slots;
+    x.split += y.split;
+}
+
+__device__ __forceinline__ entry_counts counts_of(const shared_work &w, const shared_parts &p)
 {
     i64 items = (i64)w.tiles * (p.parts - p.others);
     return {items, p.parts > 1 ? items : 0, p.parts > 1 ? w.tiles : 0};
 }
 
-/* As write_items. of_warps: of SCHEDULE_WARPS. */
+/* Each thread has a run of sequences, and begins after the sums of the threads before it. */
 __device__ __forceinline__ void write_shared_items(attune_cuda_shared_scheduled *of, const attune_cuda_arguments &a,
                                                    const attune_cuda_serving &s, const division &d,
-                                                   entry_counts *of_warps)
+                                                   entry_counts *of_threads)
 {
-    int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    int run = (a.batch + 32 * SCHEDULE_WARPS - 1) / (32 * SCHEDULE_WARPS) * 32;
-    int first = (int)min((i64)warp * run, (i64)a.batch), end = (int)min((i64)first + run, (i64)a.batch);
+    entry_counts *of_warps = of_threads + SCHEDULE_THREADS, sum = {0, 0, 0};
+    int thread = (int)threadIdx.x, warp = thread / 32, each = (a.batch + SCHEDULE_THREADS - 1) / SCHEDULE_THREADS;
+    int first = (int)min((i64)thread * each, (i64)a.batch), end = (int)min((i64)first + each, (i64)a.batch);
     /* The work is there until all threads have seen that of others. */
-    entry_counts sum = {0, 0, 0};
 #pragma unroll 1
-    for (int b = first + lane; b < end; b += 32) {
+    for (int b = first; b < end; b++) {
         shared_work w = work_of(of[b]);
         shared_parts p = parts_of(d, w);
-        entry_counts own = counts_of(d, w, p);
-        sum.items += own.items, sum.slots += own.slots, sum.split += own.split;
+        add_counts(sum, counts_of(w, p));
         of[b].leader = leader_of(d, of, b, p.others);
     }
-    sum.items = scan_lanes(sum.items), sum.slots = scan_lanes(sum.slots), sum.split = scan_lanes(sum.split);
-    if (lane == 31)
-        of_warps[warp] = sum;
+    of_threads[thread] = sum;
     __syncthreads();
-    entry_counts before = {0, 0, 0};
+    if (thread % 32 == 0) {
+#pragma unroll 1
+        for (int i = 1; i < 32; i++)
+            add_counts(sum, of_threads[thread + i]);
+        of_warps[warp] = sum;
+    }
+    __syncthreads();
+    sum = {0, 0, 0};
 #pragma unroll 1
     for (int w = 0; w < warp; w++)
-        before.items += of_warps[w].items, before.slots += of_warps[w].slots, before.split += of_warps[w].split;
+        add_counts(sum, of_warps[w]);
 #pragma unroll 1
-    for (int b = first; b < end; b += 32) {
-        shared_work w = {};
-        if (b + lane < end)
-            w = work_of(of[b + lane]);
+    for (int i = warp * 32; i < thread; i++)
+        add_counts(sum, of_threads[i]);
+#pragma unroll 1
+    for (int b = first; b < end; b++) {
+        shared_work w = work_of(of[b]);
         shared_parts p = parts_of(d, w);
-        entry_counts own = counts_of(d, w, p);
-        i64 items = scan_lanes(own.items), slots = scan_lanes(own.slots), split = scan_lanes(own.split);
-        if (b + lane < end)
-            of[b + lane] = {clamped(before.items + items - own.items),
-                            p.parts - p.others,
-                            clamped(before.slots + slots - own.slots),
-                            clamped(before.split + split - own.split),
-                            p.parts,
-                            p.others,
-                            of[b + lane].leader,
-                            w.query0};
-        before.items += __shfl_sync(0xffffffffu, items, 31);
-        before.slots += __shfl_sync(0xffffffffu, slots, 31);
-        before.split += __shfl_sync(0xffffffffu, split, 31);
+        of[b] = {clamped(sum.items),
+                 p.parts - p.others,
+                 clamped(sum.slots),
+                 clamped(sum.split),
+                 p.parts,
+                 p.others,
+                 of[b].leader,
+                 w.query0};
+        add_counts(sum, counts_of(w, p));
     }
-    if (warp == SCHEDULE_WARPS - 1 && lane == 0) {
-        of[a.batch] = {clamped(before.items), 1, 0, 0, 1, 0, 0, 0};
-        *(attune_cuda_schedule *)s.schedule = {s.schedule_key, clamped(before.items), d.part_keys, 0};
+    if (thread == SCHEDULE_THREADS - 1) {
+        of[a.batch] = {clamped(sum.items), 1, 0, 0, 1, 0, 0, 0};
+        *(attune_cuda_schedule *)s.schedule = {s.schedule_key, clamped(sum.items), d.part_keys, 0};
     }
 }
 
 __device__ __forceinline__ void make_shared_schedule(const attune_cuda_arguments &a, const attune_cuda_serving &s,
                                                      unsigned char *memory)
 {
-    static_assert(SCHEDULE_WARPS * (sizeof(division_sums) + sizeof(entry_counts)) <= ATTUNE_CUDA_SCHEDULE_SHARED);
+    static_assert(SCHEDULE_WARPS * sizeof(division_sums) + sizeof(division) +
+                      (SCHEDULE_THREADS + SCHEDULE_WARPS) * sizeof(entry_counts) <=
+                  ATTUNE_CUDA_SHARED_SCHEDULE_SHARED);
     attune_cuda_shared_scheduled *of = (attune_cuda_shared_scheduled *)scheduled_of(s);
     division_sums *of_warps = (division_sums *)memory;
     int *counters = counters_of(a, s), group = a.heads / a.kv_heads;
@@ -291,12 +291,18 @@ __device__ __forceinline__ void make_shared_schedule(const attune_cuda_arguments
     __syncthreads();
     gather(of, a.batch, group);
     __syncthreads();
-    division d = {1, false, 0, 0, 0}, together = {1, true, 0, 0, 0};
+    /* In shared memory, since registers would spill. */
+    division &apart = *(division *)(of_warps + SCHEDULE_WARPS), d = {1, false, 0, 0, 0};
     choose_division(d, of, a.batch, s, of_warps);
-    if (s.shared.address && choose_division(together, of, a.batch, s, of_warps) && together.keys < d.keys &&
-        together.time <= d.time)
-        d = together;
-    write_shared_items(of, a, s, d, (entry_counts *)(of_warps + SCHEDULE_WARPS));
+    if (s.shared.address) {
+        if (threadIdx.x == 0)
+            apart = d;
+        d = {1, true, 0, 0, 0};
+        bool fit = choose_division(d, of, a.batch, s, of_warps);
+        if (!fit || d.keys >= apart.keys || d.time > apart.time)
+            d = apart;
+    }
+    write_shared_items(of, a, s, d, (entry_counts *)(&apart + 1));
 }
 
 #endif

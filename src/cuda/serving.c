@@ -147,7 +147,8 @@ static attune__cu_result launch_schedule(const attune__cuda_program *program, co
                                          void **parameters)
 {
     return attune__cuda_of(program->base.device)
-        ->driver.launch(program->schedule, 1, 1, 1, ATTUNE_CUDA_SCHEDULE_THREADS, 1, 1, ATTUNE_CUDA_SCHEDULE_SHARED,
+        ->driver.launch(program->schedule, 1, 1, 1, ATTUNE_CUDA_SCHEDULE_THREADS, 1, 1,
+                        program->parts.shares ? ATTUNE_CUDA_SHARED_SCHEDULE_SHARED : ATTUNE_CUDA_SCHEDULE_SHARED,
                         queue->stream, parameters, NULL);
 }
 
