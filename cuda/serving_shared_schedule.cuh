@@ -36,23 +36,24 @@ __device__ __forceinline__ void store_work(attune_cuda_shared_scheduled &to, con
 /* A way to divide the work. */
 struct division {
     int part_keys;
-    bool sharing;   /* sequences compute the parts that they share together */
     i64 least;      /* tiles with more keys are split */
     i64 keys, time; /* of all items; the time in keys of an item */
 };
 
-/* The parts of each of a sequence's tiles, and how many of them, the first, items of sequences before it have. */
+/* The parts of each of a sequence's tiles, and how many of them, the first, items of sequences before it have.
+ * TOGETHER: sequences compute the parts that they share together. */
 struct shared_parts {
     int parts, others;
 };
 
+template <bool TOGETHER = true>
 __device__ __forceinline__ shared_parts parts_of(const division &d, const shared_work &w)
 {
     int first = w.first / d.part_keys, shared = w.shared / d.part_keys;
-    bool joined = d.sharing && max(w.shared, w.leads) / d.part_keys > first;
+    bool joined = TOGETHER && max(w.shared, w.leads) / d.part_keys > first;
     if (w.end - w.first <= d.least && !joined)
         return {1, 0};
-    return {(w.end - 1) / d.part_keys + 1 - first, d.sharing ? max(shared - first, 0) : 0};
+    return {(w.end - 1) / d.part_keys + 1 - first, TOGETHER ? max(shared - first, 0) : 0};
 }
 
 /* Over all sequences: the partial results; the keys of all items, of sequences that share parts those of the first and
@@ -71,6 +72,7 @@ __device__ __forceinline__ void add_to(division_sums &x, i64 slots, i64 keys, in
 }
 
 /* By all threads. of_warps: of SCHEDULE_WARPS. */
+template <bool TOGETHER>
 __device__ __forceinline__ division_sums sum_sequences(const division &d, const attune_cuda_shared_scheduled *of,
                                                        int batch, division_sums *of_warps)
 {
@@ -78,8 +80,8 @@ __device__ __forceinline__ division_sums sum_sequences(const division &d, const 
 #pragma unroll 1
     for (int b = (int)threadIdx.x; b < batch; b += SCHEDULE_THREADS) {
         shared_work w = work_of(of[b]);
-        shared_parts p = parts_of(d, w);
-        int shared = d.sharing ? w.shared / d.part_keys * d.part_keys : 0, keys = w.end - w.first;
+        shared_parts p = parts_of<TOGETHER>(d, w);
+        int shared = TOGETHER ? w.shared / d.part_keys * d.part_keys : 0, keys = w.end - w.first;
         add_to(x, p.parts > 1 ? (i64)w.tiles * (p.parts - p.others) : 0, (i64)w.tiles * (w.end - max(w.first, shared)),
                !w.tiles      ? 0
                : p.parts > 1 ? min(keys, d.part_keys)
@@ -102,15 +104,16 @@ __device__ __forceinline__ division_sums sum_sequences(const division &d, const 
 }
 
 /* Returns whether there are as many slots as partial results. */
+template <bool TOGETHER>
 __device__ __forceinline__ bool choose_division(division &d, const attune_cuda_shared_scheduled *of, int batch,
                                                 const attune_cuda_serving &s, division_sums *of_warps)
 {
     i64 resident = max(s.resident, 1), least_blocks = (ATTUNE_CUDA_SERVING_PART_KEYS + BLOCK_N - 1) / BLOCK_N;
     d.part_keys = 1;
-    division_sums sums = sum_sequences(d, of, batch, of_warps);
+    division_sums sums = sum_sequences<TOGETHER>(d, of, batch, of_warps);
     i64 share = sums.keys / resident, blocks = share / BLOCK_N + 1;
     /* Only whole parts are shared: the longest prefix has four. */
-    if (d.sharing)
+    if (TOGETHER)
         blocks = min(blocks, (i64)(sums.shared / 4 / BLOCK_N));
     blocks = max(blocks, least_blocks);
     d.least = config::SPLIT_KEYS ? share : 0;
@@ -119,7 +122,7 @@ __device__ __forceinline__ bool choose_division(division &d, const attune_cuda_s
     for (int i = 0; i < 33 && !fit; i++) {
         d.part_keys = config::SPLIT_KEYS ? SPLIT_KEYS : (int)min(blocks, (i64)(MOST_INT / BLOCK_N)) * BLOCK_N;
         d.least = max(d.least, (i64)d.part_keys);
-        sums = sum_sequences(d, of, batch, of_warps);
+        sums = sum_sequences<TOGETHER>(d, of, batch, of_warps);
         fit = sums.slots <= s.slots;
         blocks *= fit ? 1 : 2;
         d.least *= fit ? 1 : 2;
@@ -292,15 +295,22 @@ __device__ __forceinline__ void make_shared_schedule(const attune_cuda_arguments
     gather(of, a.batch, group);
     __syncthreads();
     /* In shared memory, since registers would spill. */
-    division &apart = *(division *)(of_warps + SCHEDULE_WARPS), d = {1, false, 0, 0, 0};
-    choose_division(d, of, a.batch, s, of_warps);
+    division &apart = *(division *)(of_warps + SCHEDULE_WARPS), d = {1, 0, 0, 0};
+    choose_division<false>(d, of, a.batch, s, of_warps);
     if (s.shared.address) {
         if (threadIdx.x == 0)
             apart = d;
-        d = {1, true, 0, 0, 0};
-        bool fit = choose_division(d, of, a.batch, s, of_warps);
-        if (!fit || d.keys >= apart.keys || d.time > apart.time)
+        bool fit = choose_division<true>(d, of, a.batch, s, of_warps);
+        if (!fit || d.keys >= apart.keys || d.time > apart.time) {
             d = apart;
+#pragma unroll 1
+            for (int b = (int)threadIdx.x; b < a.batch; b += SCHEDULE_THREADS) {
+                shared_work w = work_of(of[b]);
+                w.shared = w.leads = 0;
+                store_work(of[b], w);
+            }
+            __syncthreads();
+        }
     }
     write_shared_items(of, a, s, d, (entry_counts *)(&apart + 1));
 }
