@@ -85,12 +85,13 @@ static double pocl_version(const attune_device_info *info)
     return strncmp(info->driver, name, sizeof name - 1) ? 0 : strtod(info->driver + sizeof name - 1, NULL);
 }
 
-/* PoCL 5.0's own way to make loops of a workgroup ends the process while it compiles some kernels with barriers. */
-static bool ends_the_process(const attune_device_info *info)
+/* The own way of PoCL 5 and 6 to make loops of a workgroup: 5.0 ends the process while it compiles some kernels with
+ * barriers, 6.0 compiles some wrong, one time in ten and not the next. */
+static bool compiles_wrong(const attune_device_info *info)
 {
     const double version = pocl_version(info);
     const char *method = getenv("POCL_WORK_GROUP_METHOD");
-    return version >= 5 && version < 6 && (!method || strcmp(method, "cbs") != 0);
+    return version >= 5 && version < 7 && (!method || strcmp(method, "cbs") != 0);
 }
 
 /* Why the kernels cannot run; NULL = they can. */
@@ -107,9 +108,10 @@ static const char *why_not(const attune__opencl_driver *driver, const found *f, 
         return "its driver says that it is not available";
     if (!ask32(driver, f->device, CL_DEVICE_COMPILER_AVAILABLE))
         return "its driver has no compiler";
-    if (ends_the_process(&f->info))
-        return "PoCL 5 ends the process while it compiles some kernels: set POCL_WORK_GROUP_METHOD=cbs in the "
-               "environment, or install PoCL 6";
+    if (compiles_wrong(&f->info))
+        return "PoCL 5 and 6 compile some kernels wrong or end the process meanwhile: set POCL_WORK_GROUP_METHOD=cbs "
+               "in "
+               "the environment, or install PoCL 7";
     if (!ask32(driver, f->device, CL_DEVICE_ENDIAN_LITTLE))
         return "its bytes are in the other order";
     if (!(f->float_config & CL_FP_INF_NAN))

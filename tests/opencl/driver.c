@@ -192,22 +192,25 @@ Test(opencl_driver, no_device)
     attune_instance_destroy(instance);
 }
 
-Test(opencl_driver, pocl_5_is_refused_unless_its_other_method_is_chosen)
+Test(opencl_driver, pocl_5_and_6_are_refused_unless_their_other_method_is_chosen)
 {
     fake_state *fake = open_fake();
     attune_instance *instance;
     attune_device *device;
     cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
     fake->platform_name = "Portable Computing Language";
-    fake->driver_version = "5.0+debian";
+    static const char *const versions[] = {"5.0+debian", "6.0+debian"};
+    for (size_t i = 0; i < 2; i++) {
+        fake->driver_version = versions[i];
+        unsetenv("POCL_WORK_GROUP_METHOD");
+        cr_expect_eq(attune_device_open(instance, "opencl:0", &device), ATTUNE_UNAVAILABLE);
+        cr_expect(strstr(attune_last_error(), "set POCL_WORK_GROUP_METHOD=cbs"), "%s", attune_last_error());
+        setenv("POCL_WORK_GROUP_METHOD", "cbs", 1);
+        cr_assert_eq(attune_device_open(instance, "opencl:0", &device), ATTUNE_OK, "%s", attune_last_error());
+        attune_device_destroy(device);
+    }
     unsetenv("POCL_WORK_GROUP_METHOD");
-    cr_expect_eq(attune_device_open(instance, "opencl:0", &device), ATTUNE_UNAVAILABLE);
-    cr_expect(strstr(attune_last_error(), "set POCL_WORK_GROUP_METHOD=cbs"), "%s", attune_last_error());
-    setenv("POCL_WORK_GROUP_METHOD", "cbs", 1);
-    cr_assert_eq(attune_device_open(instance, "opencl:0", &device), ATTUNE_OK, "%s", attune_last_error());
-    attune_device_destroy(device);
-    unsetenv("POCL_WORK_GROUP_METHOD");
-    fake->driver_version = "6.0";
+    fake->driver_version = "7.0";
     cr_assert_eq(attune_device_open(instance, "opencl:0", &device), ATTUNE_OK, "%s", attune_last_error());
     attune_device_destroy(device);
     attune_instance_destroy(instance);
@@ -585,7 +588,7 @@ Test(opencl_driver, early_pocl)
     static const struct {
         const char *version;
         bool early;
-    } rows[] = {{"3.1", true}, {"4.0+debian", true}, {"6.0", false}, {"7.1", false}};
+    } rows[] = {{"3.1", true}, {"4.0+debian", true}, {"7.0", false}, {"7.1", false}};
     fake->platform_name = "Portable Computing Language";
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         char folder[] = "/tmp/attune-opencl-XXXXXX", command[64];
