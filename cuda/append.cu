@@ -296,7 +296,8 @@ __device__ __forceinline__ void append_head(const attune_cuda_append &a, const a
                                     a.k_scale_rows, lane);
 }
 
-extern "C" __global__ void __launch_bounds__(APPEND_THREADS)
+/* Without a number of CTAs ptxas takes 56 registers on sm_86, and 8 bytes of the stack where k is q8_0. */
+extern "C" __global__ void __launch_bounds__(APPEND_THREADS, 8)
     attune_append(const __grid_constant__ attune_cuda_append a, const __grid_constant__ attune_cuda_serving s)
 {
     extern __shared__ __align__(16) float memory[];

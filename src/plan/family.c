@@ -29,7 +29,7 @@ attune_status attune__check_kernel_name(const char *prefix, const char *name)
 {
     if (attune__family_find(name))
         return ATTUNE_OK;
-    char names[256];
+    char names[512];
     size_t used = 0;
     const char *nearest = NULL;
     size_t distance = SIZE_MAX;
