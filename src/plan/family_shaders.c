@@ -14,6 +14,42 @@
 
 #define COUNT(array) (sizeof(array) / sizeof((array)[0]))
 
+/* --------------------------------------------------------------------------------------------------------- few rows */
+
+static const attune__tile few_rows[] = {ATTUNE__TILE(8, 64, 1, 0), ATTUNE__TILE(4, 64, 1, 0), ATTUNE__TILE(2, 64, 1, 0),
+                                        ATTUNE__TILE(1, 64, 1, 0)};
+
+const attune__tile *attune__shaders_few_rows_tiles(const attune__search *search, uint32_t *count)
+{
+    (void)search;
+    *count = COUNT(few_rows);
+    return few_rows;
+}
+
+const char *attune__shaders_few_rows_problem(const attune__search *search)
+{
+    return search->pass == ATTUNE__PASS_FORWARD && !search->shape->tokens
+               ? "it is for decode, and for calls over a cache (problem.tokens)"
+               : NULL;
+}
+
+const char *attune__shaders_few_rows_reject(const attune__search *search, const attune__tile *tile,
+                                            attune__option *option)
+{
+    const uint32_t *v = tile->value;
+    const char *why = attune__reject_numbers(search, tile, 0, 1024, option);
+    if (why)
+        return why;
+    *option = ATTUNE__BLOCK_M;
+    if (v[ATTUNE__BLOCK_M] > few_rows[0].value[ATTUNE__BLOCK_M])
+        return "it must be at most 8";
+    *option = ATTUNE__NUM_WARPS;
+    if (!attune__is_power2(v[ATTUNE__NUM_WARPS]))
+        return "it must be a power of two";
+    *option = ATTUNE__BLOCK_N;
+    return search->shape->split_keys % v[ATTUNE__BLOCK_N] ? "it must divide problem.split_keys" : NULL;
+}
+
 /* ---------------------------------------------------------------------------------------------- portable, subgroup */
 
 static const attune__tile scalar_forward[] = {

@@ -56,6 +56,13 @@ const char *attune__shaders_subgroup_reject(const attune__search *search, const 
                                             attune__option *option);
 attune__cost attune__shaders_subgroup_cost(const attune__search *search, const attune__tile *tile);
 
+/* Kernels of few rows, for decode and calls over a cache: tiles, and why a problem and the numbers of a tile are none
+ * for them. */
+const attune__tile *attune__shaders_few_rows_tiles(const attune__search *search, uint32_t *count);
+const char *attune__shaders_few_rows_problem(const attune__search *search);
+const char *attune__shaders_few_rows_reject(const attune__search *search, const attune__tile *tile,
+                                            attune__option *option);
+
 /* The backward pass without matrix units: tiles, why a workgroup cannot have one, bytes of the larger kernel. */
 const attune__tile *attune__shaders_backward_tiles(const attune__search *search, uint32_t *count);
 const char *attune__shaders_backward_reject(const attune__search *search, const attune__tile *tile, uint32_t threads,

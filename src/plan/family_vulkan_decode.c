@@ -6,24 +6,12 @@
 #include "plan/family_vulkan.h"
 #include "plan/layout.h"
 
-#define COUNT(array) (sizeof(array) / sizeof((array)[0]))
-
 #define MOST_KEYS      8   /* that a lane has in flight */
 #define MOST_HOST_KEYS 2   /* of drivers on the CPU, whose compile time grows with them */
 #define WARPS          8   /* subgroups, whose loads are enough for a compute unit */
 #define FEWER_WARPS    4   /* where tiles of keys are too small for eight with all of their loads; drivers on the CPU */
 #define MOST_REGISTERS 208 /* of a lane, by the layout's estimate; NVIDIA's compiler takes up to 40 more */
 #define MOST_DEVICE    232 /* without spills */
-
-static const attune__tile tiles[] = {ATTUNE__TILE(8, 64, 1, 0), ATTUNE__TILE(4, 64, 1, 0), ATTUNE__TILE(2, 64, 1, 0),
-                                     ATTUNE__TILE(1, 64, 1, 0)};
-
-static const attune__tile *decode_tiles(const attune__search *search, uint32_t *count)
-{
-    (void)search;
-    *count = COUNT(tiles);
-    return tiles;
-}
 
 static uint32_t lanes(const attune_limits *limits)
 {
@@ -96,19 +84,9 @@ static void clamp(const attune__search *search, attune__tile *tile)
 
 static const char *reject_tile(const attune__search *search, const attune__tile *tile, attune__option *option)
 {
-    const uint32_t *v = tile->value;
-    const char *why = attune__reject_numbers(search, tile, 0, 1024, option);
+    const char *why = attune__shaders_few_rows_reject(search, tile, option);
     if (why)
         return why;
-    *option = ATTUNE__BLOCK_M;
-    if (v[ATTUNE__BLOCK_M] > tiles[0].value[ATTUNE__BLOCK_M])
-        return "it must be at most 8";
-    *option = ATTUNE__NUM_WARPS;
-    if (!attune__is_power2(v[ATTUNE__NUM_WARPS]))
-        return "it must be a power of two";
-    *option = ATTUNE__BLOCK_N;
-    if (search->shape->split_keys % v[ATTUNE__BLOCK_N])
-        return "it must divide problem.split_keys";
     *option = search->forced & ATTUNE__BIT(ATTUNE__BLOCK_N) ? ATTUNE__BLOCK_N : ATTUNE__BLOCK_M;
     attune__decode_layout layout;
     why = make(search, tile, &layout);
@@ -131,13 +109,6 @@ static attune__cost cost(const attune__search *search, const attune__tile *tile)
     return c;
 }
 
-static const char *reject_problem(const attune__search *search)
-{
-    return search->pass == ATTUNE__PASS_FORWARD && !search->shape->tokens
-               ? "it is for decode, and for calls over a cache (problem.tokens)"
-               : NULL;
-}
-
 /* On an H200 it is three to four times as fast as the subgroup kernel: docs/decisions/0067-vulkan-decode.md. */
 static const char *reject_automatic(const attune__search *search)
 {
@@ -155,13 +126,13 @@ const attune__family attune__vulkan_few_rows = {
     .subgroups = true,
     .dtypes = ATTUNE__CACHE_DTYPES,
     .mixes = 1u << ATTUNE__PASS_FORWARD | 1u << ATTUNE__PASS_DECODE,
-    .reject_problem = reject_problem,
+    .reject_problem = attune__shaders_few_rows_problem,
     .reject_automatic = reject_automatic,
     .options = {ATTUNE__SHADERS_LOOP | ATTUNE__BIT(ATTUNE__NUM_WARPS) | ATTUNE__FORWARD_TILE,
                 ATTUNE__SHADERS_LOOP | ATTUNE__BIT(ATTUNE__NUM_WARPS) | ATTUNE__FORWARD_TILE |
                     ATTUNE__BIT(ATTUNE__SPLIT_KV),
                 0},
-    .tiles = decode_tiles,
+    .tiles = attune__shaders_few_rows_tiles,
     .clamp = clamp,
     .reject_tile = reject_tile,
     .cost = cost,
