@@ -100,6 +100,17 @@ typedef struct attune__tensor_rule {
     bool writable, contiguous_row;
 } attune__tensor_rule;
 attune_status attune__tensor_check(attune_tensor *tensor, const attune__tensor_rule *rule);
+/* [tokens, heads, ...] becomes [1, heads, tokens, ...]. */
+void attune__unpack(attune_tensor *tensor);
+/* INVALID_ARGUMENT unless tensor->size[dimension] is `wanted`, which is `what`. */
+attune_status attune__check_size(const char *name, const attune_tensor *tensor, uint32_t dimension, const char *what,
+                                 int64_t wanted);
+/* INVALID_ARGUMENT if `value`, which is `what`, exceeds the plan's limit. */
+attune_status attune__check_at_most(const char *what, int64_t value, int64_t limit);
+/* Resolves device captures by name, in the order of the expression's symbols; `whose` is "score" or "mask". */
+attune_status attune__resolve_captures(const attune_plan *plan, const attune_expr *expr, const char *whose,
+                                       const attune_capture *captures, uint32_t count,
+                                       attune_tensor tensors[ATTUNE_EXPR_MAX_SYMBOLS]);
 
 /* Checks the tensor of an update of a mask, which must be one of attune_mask_create_tensor, and fills in its strides.
  */
@@ -134,18 +145,6 @@ attune_status attune__cache_resolve(const attune_plan *plan, const attune_cache 
 /* Checks a tensor of integers in device memory. */
 attune_status attune__integers_check(const attune_plan *plan, const char *name, attune_dtype dtype, uint32_t rank,
                                      attune_tensor *tensor);
-/* [tokens, heads, ...] becomes [1, heads, tokens, ...]. */
-void attune__unpack(attune_tensor *tensor);
-/* INVALID_ARGUMENT unless tensor->size[dimension] is `wanted`, which is `what`. */
-attune_status attune__check_size(const char *name, const attune_tensor *tensor, uint32_t dimension, const char *what,
-                                 int64_t wanted);
-/* INVALID_ARGUMENT if `value`, which is `what`, exceeds the plan's limit. */
-attune_status attune__check_at_most(const char *what, int64_t value, int64_t limit);
-/* Resolves device captures by name, in the order of the expression's symbols; `whose` is "score" or "mask". */
-attune_status attune__resolve_captures(const attune_plan *plan, const attune_expr *expr, const char *whose,
-                                       const attune_capture *captures, uint32_t count,
-                                       attune_tensor tensors[ATTUNE_EXPR_MAX_SYMBOLS]);
-
 /* INVALID_ARGUMENT unless the plan is for this direction. */
 attune_status attune__check_direction(const attune_plan *plan, attune_direction direction);
 

@@ -16,15 +16,6 @@ static attune_status check_no_given_segments(uint32_t count)
     return ATTUNE_OK;
 }
 
-attune_status attune__plan_forward(const attune_plan *plan, attune_queue *queue, const attune__forward *call,
-                                   uint64_t *value)
-{
-    const attune__backend *backend = plan->device->backend;
-    const bool is_short = attune__decision_is_short(&plan->decision, call->q_len, call->kv_len);
-    const bool decode = is_short || plan->decision.choice.decode;
-    return (decode ? backend->decode : backend->forward)(plan->programs[is_short], queue, call, value);
-}
-
 attune_status attune_forward(const attune_plan *plan, attune_queue *queue, const attune_forward_args *args,
                              attune_completion *completion)
 {

@@ -264,3 +264,12 @@ uint64_t attune_plan_workspace_size(const attune_plan *plan)
 {
     return plan ? plan->decision.choice.workspace : 0;
 }
+
+attune_status attune__plan_forward(const attune_plan *plan, attune_queue *queue, const attune__forward *call,
+                                   uint64_t *value)
+{
+    const attune__backend *backend = plan->device->backend;
+    const bool is_short = attune__decision_is_short(&plan->decision, call->q_len, call->kv_len);
+    const bool decode = is_short || plan->decision.choice.decode;
+    return (decode ? backend->decode : backend->forward)(plan->programs[is_short], queue, call, value);
+}

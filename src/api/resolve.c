@@ -6,23 +6,6 @@
 #include <stdio.h>
 #include <string.h>
 
-attune_status attune__check_size(const char *name, const attune_tensor *tensor, uint32_t dimension, const char *what,
-                                 int64_t wanted)
-{
-    if (tensor->size[dimension] != wanted)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s.size[%u] is %lld, expected %s, %lld", name, dimension,
-                            (long long)tensor->size[dimension], what, (long long)wanted);
-    return ATTUNE_OK;
-}
-
-attune_status attune__check_at_most(const char *what, int64_t value, int64_t limit)
-{
-    if (value > limit)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s is %lld, but the plan's limit is %lld", what, (long long)value,
-                            (long long)limit);
-    return ATTUNE_OK;
-}
-
 /* Checks q, k, v and o against the plan and one another. */
 static attune_status check_attention(const attune_plan *plan, attune__forward *call, bool o_writable)
 {
@@ -236,30 +219,6 @@ static void warn_short(const attune_plan *plan, const attune__segment_range *ran
                                        &extents))
             atomic_store_explicit(warned, true, memory_order_relaxed);
     }
-}
-
-attune_status attune__resolve_captures(const attune_plan *plan, const attune_expr *expr, const char *whose,
-                                       const attune_capture *captures, uint32_t count,
-                                       attune_tensor tensors[ATTUNE_EXPR_MAX_SYMBOLS])
-{
-    if (count)
-        ATTUNE__TRY(attune__check_not_null(captures, "args.captures"));
-    for (uint32_t i = 0; i < expr->symbol_count; i++) {
-        const attune__symbol *symbol = &expr->symbols[i];
-        if (symbol->kind != ATTUNE_SYMBOL_CAPTURE)
-            continue;
-        uint32_t found = count;
-        for (uint32_t j = 0; j < count && found == count; j++)
-            if (captures[j].name && !strcmp(captures[j].name, symbol->name))
-                found = j;
-        if (found == count)
-            return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.captures has no \"%s\", which the %s expression uses",
-                                symbol->name, whose);
-        tensors[i] = captures[found].tensor;
-        ATTUNE__TRY(attune__tensor_check(&tensors[i], &(attune__tensor_rule){symbol->name, plan->device, symbol->dtype,
-                                                                             symbol->rank, false, false}));
-    }
-    return ATTUNE_OK;
 }
 
 static attune_status bind_captures(const attune_plan *plan, const attune_capture *captures, uint32_t count,

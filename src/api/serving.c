@@ -3,22 +3,6 @@
  * kernels check them. */
 #include "api/api.h"
 
-void attune__unpack(attune_tensor *tensor)
-{
-    const attune_tensor packed = *tensor;
-    tensor->rank++;
-    tensor->size[0] = 1;
-    tensor->stride[0] = 0;
-    tensor->size[1] = packed.size[1];
-    tensor->stride[1] = packed.stride[1];
-    tensor->size[2] = packed.size[0];
-    tensor->stride[2] = packed.stride[0];
-    if (packed.rank == 3) {
-        tensor->size[3] = packed.size[2];
-        tensor->stride[3] = packed.stride[2];
-    }
-}
-
 /* q and o, and what they say of the call. */
 static attune_status check_rows(const attune_plan *plan, attune__forward *call, bool packed)
 {

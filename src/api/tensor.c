@@ -4,6 +4,8 @@
  */
 #include "api/api.h"
 
+#include <string.h>
+
 #include "base/checked.h"
 
 /* Resolves "all strides zero", and computes the lowest and highest element offset. */
@@ -167,5 +169,62 @@ attune_status attune__array_check(attune_array *array, const char *name)
     const uint64_t most = INT64_MAX / 16;
     if (attune__magnitude(lowest) > most || (uint64_t)highest > most)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s exceeds the address space: check size and stride", name);
+    return ATTUNE_OK;
+}
+
+void attune__unpack(attune_tensor *tensor)
+{
+    const attune_tensor packed = *tensor;
+    tensor->rank++;
+    tensor->size[0] = 1;
+    tensor->stride[0] = 0;
+    tensor->size[1] = packed.size[1];
+    tensor->stride[1] = packed.stride[1];
+    tensor->size[2] = packed.size[0];
+    tensor->stride[2] = packed.stride[0];
+    if (packed.rank == 3) {
+        tensor->size[3] = packed.size[2];
+        tensor->stride[3] = packed.stride[2];
+    }
+}
+
+attune_status attune__check_size(const char *name, const attune_tensor *tensor, uint32_t dimension, const char *what,
+                                 int64_t wanted)
+{
+    if (tensor->size[dimension] != wanted)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s.size[%u] is %lld, expected %s, %lld", name, dimension,
+                            (long long)tensor->size[dimension], what, (long long)wanted);
+    return ATTUNE_OK;
+}
+
+attune_status attune__check_at_most(const char *what, int64_t value, int64_t limit)
+{
+    if (value > limit)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s is %lld, but the plan's limit is %lld", what, (long long)value,
+                            (long long)limit);
+    return ATTUNE_OK;
+}
+
+attune_status attune__resolve_captures(const attune_plan *plan, const attune_expr *expr, const char *whose,
+                                       const attune_capture *captures, uint32_t count,
+                                       attune_tensor tensors[ATTUNE_EXPR_MAX_SYMBOLS])
+{
+    if (count)
+        ATTUNE__TRY(attune__check_not_null(captures, "args.captures"));
+    for (uint32_t i = 0; i < expr->symbol_count; i++) {
+        const attune__symbol *symbol = &expr->symbols[i];
+        if (symbol->kind != ATTUNE_SYMBOL_CAPTURE)
+            continue;
+        uint32_t found = count;
+        for (uint32_t j = 0; j < count && found == count; j++)
+            if (captures[j].name && !strcmp(captures[j].name, symbol->name))
+                found = j;
+        if (found == count)
+            return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.captures has no \"%s\", which the %s expression uses",
+                                symbol->name, whose);
+        tensors[i] = captures[found].tensor;
+        ATTUNE__TRY(attune__tensor_check(&tensors[i], &(attune__tensor_rule){symbol->name, plan->device, symbol->dtype,
+                                                                             symbol->rank, false, false}));
+    }
     return ATTUNE_OK;
 }
