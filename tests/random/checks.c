@@ -73,7 +73,7 @@ static bool check_values(const tree *t, const binding *bindings, const attune_ex
                 continue;
             }
             const interval wanted = tree_score(t, bindings, &at, (interval){product, product, product, false},
-                                               (precision){f32 ? 0x1p-24 : 0x1p-53, false, 0}, NULL);
+                                               (precision){.unit = f32 ? 0x1p-24 : 0x1p-53}, NULL);
             const double error = 1.25 * fmax(wanted.hi - wanted.v, wanted.v - wanted.lo);
             const bool right = wanted.undecided     ? true
                                : isnan(wanted.v)    ? isnan(got)

@@ -45,6 +45,10 @@ static rules rules_of(const problem *p, kernel_kind kind)
 {
     const bool f64 = p->dtype == ATTUNE_F64;
     rules r = {.exact = {.unit = f64 ? 0x1p-53 : 0x1p-24, .vulkan = kind.backend == ATTUNE_BACKEND_VULKAN}};
+    /* CUDA: lg2.approx, of PTX, in kernels over 16-bit keys and values (docs/numerics.md). */
+    r.exact.log = r.exact.vulkan                                                  ? 0x1p-20
+                  : kind.backend == ATTUNE_BACKEND_CUDA && is_narrow(p->kv_dtype) ? 0x1p-22
+                                                                                  : 0;
     r.sum = 2 * r.exact.unit; /* matrix units truncate */
     r.weight_at = f64 ? 0 : 0x1p-126;
     r.range = range_of(f64 ? ATTUNE_F64 : ATTUNE_F32);

@@ -163,6 +163,7 @@ typedef struct precision {
     double unit; /* of one rounding */
     bool vulkan; /* Vulkan's own bounds of functions */
     double tanh; /* what the device's own tanh is off, at most */
+    double log;  /* what its own logarithms are off near 1, at most */
 } precision;
 
 /* Partial derivatives by elements of captures: at[n] has the derivative by element `index[n]` of symbol `symbol[n]`. */

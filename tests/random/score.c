@@ -183,9 +183,9 @@ static interval function(node_op op, interval a, const precision *how)
         if (a.lo <= 0 && a.lo != a.hi)
             a.undecided = true;
         interval r = rising(a, op == OP_LOG ? log : log2, 8, how);
-        if (how->vulkan && isfinite(r.v)) {
-            r.lo -= 0x1p-20;
-            r.hi += 0x1p-20;
+        if (isfinite(r.v)) {
+            r.lo -= how->log;
+            r.hi += how->log;
         }
         return r;
     }

@@ -28,6 +28,7 @@ static rules rules_of(const serving *s, kernel_kind kind)
 {
     rules r = {
         .exact = {.unit = s->dtype == ATTUNE_F64 ? 0x1p-53 : 0x1p-24, .vulkan = kind.backend == ATTUNE_BACKEND_VULKAN}};
+    r.exact.log = r.exact.vulkan ? 0x1p-20 : 0;
     r.sum = 2 * r.exact.unit;
     r.weight_at = s->dtype == ATTUNE_F64 ? 0 : 0x1p-126; /* what is less is 0 */
     r.largest = kind.backend == ATTUNE_BACKEND_CUDA ? 0x1p22 : INFINITY;
