@@ -421,6 +421,7 @@ static const model_machine machine = {
     .store_cluster = model_store_cluster,
     .tensor_fence = model_tensor_fence,
     .tcgen05 = model_tcgen05_issue,
+    .tcgen05_copy = model_tcgen05_copy,
     .tcgen05_commit = model_tcgen05_commit,
     .spin = spin,
     .tensor_store = model_tensor_store,

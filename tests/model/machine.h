@@ -73,6 +73,29 @@ typedef struct model_tcgen05 {
     int ctas;          /* of the .cta_group */
 } model_tcgen05;
 
+/* The qualifier .multicast of tcgen05.cp, and its .src_fmt. */
+typedef enum model_multicast {
+    MODEL_MULTICAST_NONE,
+    MODEL_MULTICAST_02_13,
+    MODEL_MULTICAST_01_23,
+    MODEL_MULTICAST_4
+} model_multicast;
+typedef enum model_source_format {
+    MODEL_FORMAT_NONE,
+    MODEL_FORMAT_B6X16_P32,
+    MODEL_FORMAT_B4X16_P64
+} model_source_format;
+
+/* tcgen05.cp of `rows` rows of `bits` bits, to an address of tensor memory. */
+typedef struct model_tensor_copy {
+    uint32_t to;
+    uint64_t descriptor;
+    int rows, bits;
+    model_multicast multicast;
+    model_source_format format;
+    int ctas;
+} model_tensor_copy;
+
 /* The CTA of a cluster whose shared memory an instruction names: its own, the other one, or that of rank 0. */
 typedef enum model_owner { MODEL_OWN, MODEL_PEER, MODEL_FIRST } model_owner;
 
@@ -112,10 +135,11 @@ typedef struct model_machine {
     void (*store_peer)(uint32_t to, uint32_t value, uint32_t barrier);
     /* st.shared::cluster to the peer. */
     void (*store_cluster)(uint32_t to, const void *from, uint32_t size);
-    /* tcgen05.fence; mma and commit, by one thread. mask: the ranks at whose barriers it arrives, or 0: at its own
+    /* tcgen05.fence; mma, cp and commit, by one thread. mask: the ranks at whose barriers it arrives, or 0: at its own
      * CTA's. */
     void (*tensor_fence)(int after);
     void (*tcgen05)(const model_tcgen05 *m);
+    void (*tcgen05_copy)(const model_tensor_copy *c);
     void (*tcgen05_commit)(uint32_t barrier, int ctas, uint32_t mask);
     /* For loops that wait for another thread. */
     void (*spin)(void);

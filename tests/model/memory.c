@@ -145,7 +145,7 @@ static const char *agent_name(int agent, char *text, size_t size)
         snprintf(text, size, "thread %d%s", i, peer);
     else if (i < own + warps)
         snprintf(text, size, "%s of warp %d%s",
-                 model_ctas[rank].warps[i - own].tensor_sequence ? "tcgen05.mma" : "wgmma", i - own, peer);
+                 model_ctas[rank].warps[i - own].tensor_sequence ? "tcgen05.mma or cp" : "wgmma", i - own, peer);
     else if (i < own + model_readers)
         snprintf(text, size, "a bulk addition or store%s", peer);
     else

@@ -20,9 +20,9 @@
 
 /*
  * Each agent of a CTA has a clock: first its threads; then those that read shared memory asynchronously, the warps'
- * wgmmas or tcgen05.mmas and the threads' bulk additions; then its mbarriers, in whose name TMA writes. A vector of
- * clocks has those of all CTAs of the cluster, then the same of what generic stores are ordered before the asynchronous
- * proxy, and on devices with tensor memory of what tcgen05.fence::before_thread_sync has ordered.
+ * wgmmas or tcgen05.mmas and cps and the threads' bulk additions; then its mbarriers, in whose name TMA writes. A
+ * vector of clocks has those of all CTAs of the cluster, then the same of what generic stores are ordered before the
+ * asynchronous proxy, and on devices with tensor memory of what tcgen05.fence::before_thread_sync has ordered.
  */
 #define MODEL_AGENTS      (MODEL_THREADS + MODEL_CTAS * (MODEL_READERS + MODEL_MBARRIERS))
 #define MODEL_CLOCK_WORDS (3 * MODEL_AGENTS)
@@ -101,7 +101,7 @@ typedef struct warp {
     uint32_t product_count;
     uint64_t issued, sequence; /* wgmmas, and a hash of them */
     int registers;             /* setmaxnreg's */
-    uint32_t tensor_sequence;  /* tcgen05.mmas */
+    uint32_t tensor_sequence;  /* tcgen05.mmas and cps */
     int tensor_thread;         /* that issues them */
     uint8_t unused[1024];      /* of groups, as a ring of bits: the product was dropped without having been used */
 } warp;
@@ -297,10 +297,11 @@ void model_tensor_transfer(warp *w, int first);
 void model_tensor_wait(const warp *w, int first);
 void model_tensor_fence(int after);
 void model_tcgen05_issue(const model_tcgen05 *m);
+void model_tcgen05_copy(const model_tensor_copy *c);
 void model_tcgen05_commit(uint32_t barrier, int ctas, uint32_t mask);
 /* The kernel's own code uses what may be registers of a load in flight. */
 void model_tensor_registers(const thread *t, const void *at, size_t size, void *pc);
-/* Completes the oldest product or commit in flight. False if there are none. */
+/* Completes the oldest product, copy or commit in flight. False if there are none. */
 bool model_tensor_complete(void);
 size_t model_tensor_pending(void);
 

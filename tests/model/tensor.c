@@ -2,9 +2,9 @@
 /*
  * Tensor memory, and tcgen05's instructions on it. Of each cell, four bytes of a lane and a column, the last write and
  * the reads since then are known. Accesses by two threads are in order only if the first has been waited for, and a
- * tcgen05.fence::before_thread_sync, a barrier and a tcgen05.fence::after_thread_sync are between. Products are an
- * agent of their own, of the warp whose thread issues them: a commit publishes their clock at its mbarrier. Those of a
- * pair of CTAs read the shared memory and write the tensor memory of both.
+ * tcgen05.fence::before_thread_sync, a barrier and a tcgen05.fence::after_thread_sync are between. Products and copies
+ * from shared memory are an agent of their own, of the warp whose thread issues them: a commit publishes their clock at
+ * its mbarrier. Those of a pair of CTAs read the shared memory and write the tensor memory of both.
  */
 #include <math.h>
 #include <stdio.h>
@@ -17,6 +17,9 @@
 #define COLUMNS 512
 #define UNIT    32 /* columns are allocated by it */
 #define READERS 4
+
+/* The accumulator of cells that a tcgen05.cp or st wrote. */
+#define NO_ACCUMULATOR UINT32_MAX
 
 typedef struct tensor_cell {
     uint32_t value, write_clock, read_clock[READERS];
@@ -36,13 +39,13 @@ typedef struct transfer {
     void *pc;
 } transfer;
 
-/* A product, or a commit. */
 typedef struct operation {
+    enum { MULTIPLY, COPY, COMMIT } kind;
     model_tcgen05 m;
-    uint32_t barrier, sequence; /* of a commit; of the warp's products */
+    model_tensor_copy copy;
+    uint32_t barrier, sequence; /* of a commit; of the warp's products and copies */
     cta *by;
     int warp;
-    bool commit;
     uint32_t mask;                                /* of a commit: the ranks at whose barriers it arrives */
     uint32_t copied[MODEL_CTAS][MODEL_MBARRIERS]; /* of a commit: what its thread knew of asynchronous copies */
     void *pc;
@@ -93,7 +96,7 @@ void model_tensor_begin(void)
 void model_tensor_end(void)
 {
     if (operation_count)
-        model_report_end("%zu tcgen05.mma and commits are in flight when the CTA ends", operation_count);
+        model_report_end("%zu tcgen05.mma, cp and commits are in flight when the CTA ends", operation_count);
     for (int rank = 0; rank < model_launch->ctas; rank++)
         for (int i = 0; memories[rank].used && i < COLUMNS / UNIT; i++)
             if (memories[rank].owner[i])
@@ -392,7 +395,7 @@ void model_tensor_wait(const warp *w, int first)
             tensor_cell *c = &memories[model_cta->rank].cells[t->lane][t->column + j];
             if (store) {
                 c->storing--;
-                note_write(c, t->by->agent, t->by->clock[t->by->agent], UINT32_MAX, 0, t->pc);
+                note_write(c, t->by->agent, t->by->clock[t->by->agent], NO_ACCUMULATOR, 0, t->pc);
             } else {
                 c->loading--;
                 note_read(c, t->by->agent, t->by->clock[t->by->agent], t->pc);
@@ -460,6 +463,12 @@ static model_operand operand_of(uint64_t d, void *pc)
     return model_operand_of(d);
 }
 
+/* "Pipelined tcgen05 instructions": a thread's products come after the copies that it issued before them. */
+static bool is_copied(const tensor_cell *c, int agent)
+{
+    return c->writer == agent && c->accumulator == NO_ACCUMULATOR && !c->storing;
+}
+
 /* "Matrix Shape" */
 static void check_instruction(const model_tcgen05 *m, void *pc)
 {
@@ -520,15 +529,16 @@ static void use_tensor(const cta *in, const model_tcgen05 *m, int agent, uint32_
     for (uint32_t lane = 0; lane < LANES; lane++) {
         for (uint32_t i = 0; m->tensor_a && i < 8; i++) {
             tensor_cell *c = cell_at(in, "multiplies", lane, (m->a & 0xffff) + i, pc);
-            check_read(me, c, "multiplies", lane, (m->a & 0xffff) + i, pc);
+            if (!is_copied(c, agent))
+                check_read(me, c, "multiplies", lane, (m->a & 0xffff) + i, pc);
             note_read(c, agent, sequence, pc);
         }
         for (uint32_t i = 0; i < d_columns(m); i++) {
             const uint32_t column = m->d + i;
             tensor_cell *c = cell_at(in, "accumulates", lane, column, pc);
-            /* "Pipelined tcgen05 instructions": products with the same accumulator and shape are in order. */
+            /* So are products with the same accumulator and shape. */
             const bool pipelined = c->writer == agent && c->accumulator == m->d && c->shape == m->instruction;
-            if (!pipelined)
+            if (!pipelined && !is_copied(c, agent))
                 check_writer(me, c, "accumulates", lane, column, pc);
             check_readers(me, c, "accumulates", lane, column, pc);
             if (m->add && c->writer == NOBODY)
@@ -538,33 +548,44 @@ static void use_tensor(const cta *in, const model_tcgen05 *m, int agent, uint32_
     }
 }
 
+/* The clock of a product or copy that this thread issues, of its warp's agent. */
+static uint32_t begin(int ctas, void *pc)
+{
+    const thread *me = model_now;
+    warp *w = &model_cta->warps[me->index / 32];
+    check_issuer(ctas, pc);
+    if (w->tensor_sequence && w->tensor_thread != me->index)
+        model_report(pc, "the model has one thread of a warp that issues tcgen05.mma and cp: here %d and %d",
+                     w->tensor_thread, me->index);
+    w->tensor_thread = me->index;
+    return ++w->tensor_sequence;
+}
+
+static int agent_of(const cta *c, int index)
+{
+    return c->first_agent + (int)model_launch->dimensions.x + index;
+}
+
 /* tcgen05.mma. A in tensor memory has two elements to a column. A pair's CTA of rank 0 has the first rows of A and D
  * and the first columns of B, at the same addresses as the other CTA. */
 void model_tcgen05_issue(const model_tcgen05 *m)
 {
     void *pc = __builtin_return_address(0);
-    thread *me = model_now;
-    warp *w = &model_cta->warps[me->index / 32];
-    const int agent = model_cta->first_agent + (int)model_launch->dimensions.x + me->index / 32;
-    check_issuer(m->ctas, pc);
+    const int index = model_now->index / 32;
+    const uint32_t sequence = begin(m->ctas, pc);
     check_instruction(m, pc);
-    if (w->tensor_sequence && w->tensor_thread != me->index)
-        model_report(pc, "the model has one thread of a warp that issues tcgen05.mma: here %d and %d", w->tensor_thread,
-                     me->index);
-    w->tensor_thread = me->index;
-    const uint32_t sequence = ++w->tensor_sequence;
     if (m->d >> 16)
         model_report(pc, "D of tcgen05.mma of 128 rows is at lane %u", m->d >> 16);
     for (int i = 0; i < m->ctas; i++)
         read_shared(&model_ctas[model_cta->rank ^ i], m, sequence, pc);
     for (int i = 0; i < m->ctas; i++)
-        use_tensor(&model_ctas[model_cta->rank ^ i], m, agent, sequence, pc);
-    queue(&(operation){.m = *m, .sequence = sequence, .by = model_cta, .warp = me->index / 32, .pc = pc});
+        use_tensor(&model_ctas[model_cta->rank ^ i], m, agent_of(model_cta, index), sequence, pc);
+    queue(&(operation){.m = *m, .sequence = sequence, .by = model_cta, .warp = index, .pc = pc});
 }
 
-/* tcgen05.commit. Products are after the copies whose barriers their thread has waited at, and so is its arrival. It
- * does not publish what the thread itself has read or written. With .multicast::cluster it arrives at the barriers at
- * the same address of all CTAs of the mask. */
+/* tcgen05.commit. Products are after the bulk copies whose barriers their thread has waited at, and so is its arrival.
+ * It does not publish what the thread itself has read or written. With .multicast::cluster it arrives at the barriers
+ * at the same address of all CTAs of the mask. */
 void model_tcgen05_commit(uint32_t barrier, int ctas, uint32_t mask)
 {
     void *pc = __builtin_return_address(0);
@@ -572,11 +593,11 @@ void model_tcgen05_commit(uint32_t barrier, int ctas, uint32_t mask)
     check_issuer(ctas, pc);
     if (mask >> model_launch->ctas)
         model_report(pc, "tcgen05.commit to the CTAs 0x%x of a cluster of %d", mask, model_launch->ctas);
-    operation made = {.barrier = barrier,
+    operation made = {.kind = COMMIT,
+                      .barrier = barrier,
                       .sequence = w->tensor_sequence,
                       .by = model_cta,
                       .warp = model_now->index / 32,
-                      .commit = true,
                       .mask = mask ? mask : 1u << model_cta->rank,
                       .pc = pc};
     for (int rank = 0; rank < model_launch->ctas; rank++) {
@@ -641,14 +662,127 @@ static void multiply(const operation *o)
             multiply_row(&model_ctas[o->by->rank ^ i], o, lane, b);
 }
 
+/* ----------------------------------------------------------------------------------------------------------- copies */
+
+/* Each row goes to one of the lanes once, and of fewer than 128 rows to others, too. */
+static uint32_t copies_of(const model_tensor_copy *c)
+{
+    return c->rows == 4 ? 1 : LANES / (uint32_t)c->rows;
+}
+
+/* Of .warpx2::02_13 rows 0 to 31 go to warps 0 and 2 and the others to 1 and 3, of .warpx2::01_23 to 0 and 1, and to 2
+ * and 3. Of four rows each goes to another warp. */
+static uint32_t lane_of(const model_tensor_copy *c, uint32_t row, uint32_t copy)
+{
+    if (c->rows == 4)
+        return (c->to >> 16) + row * 32;
+    if (c->multicast == MODEL_MULTICAST_01_23)
+        return row / 32 * 64 + row % 32 + copy * 32;
+    return row + copy * (uint32_t)c->rows;
+}
+
+/* "Shared Memory Matrix Layout", K-major: the address of 16 bytes of a row. Groups of 8 rows are `stride` apart.
+ * Without a swizzle each has 128 bytes with 16 of each row, and the next 16 of them are `leading` further. */
+static uint32_t source_of(const model_tensor_copy *c, uint32_t row, uint32_t chunk)
+{
+    const model_operand o = model_operand_of(c->descriptor);
+    if (!(c->descriptor >> 61))
+        return o.start + row / 8 * o.stride + row % 8 * 16 + chunk * o.leading;
+    const uint32_t at = o.start + row / 8 * o.stride + row % 8 * 128 + chunk * 16;
+    return at ^ (at >> 7 & 7) << 4;
+}
+
+static void check_copy(const model_tensor_copy *c, void *pc)
+{
+    static const struct {
+        int rows, bits;
+        model_multicast multicast;
+    } shapes[] = {{128, 256, MODEL_MULTICAST_NONE}, {128, 128, MODEL_MULTICAST_NONE}, {64, 128, MODEL_MULTICAST_02_13},
+                  {64, 128, MODEL_MULTICAST_01_23}, {32, 128, MODEL_MULTICAST_4},     {4, 256, MODEL_MULTICAST_NONE}};
+    const uint64_t d = c->descriptor, swizzle = d >> 61;
+    const uint32_t lane = c->to >> 16;
+    bool found = false;
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
+        found |= shapes[i].rows == c->rows && shapes[i].bits == c->bits && shapes[i].multicast == c->multicast;
+    if (!found)
+        model_report(pc,
+                     "tcgen05.cp of the shape .%dx%db: there are .128x256b, .128x128b and .4x256b, and .64x128b with "
+                     ".warpx2 and .32x128b with .warpx4",
+                     c->rows, c->bits);
+    if (c->format)
+        model_report(pc, "tcgen05.cp from the format .%s: the model does not decompress, and has no .src_fmt",
+                     c->format == MODEL_FORMAT_B6X16_P32 ? "b6x16_p32" : "b4x16_p64");
+    if ((swizzle && swizzle != 2) || (d >> 46 & 7) != 1 || (d >> 49 & 0xfff))
+        model_report(pc, "tcgen05.cp's descriptor 0x%016llx has another layout than none or the 128-byte swizzle",
+                     (unsigned long long)d);
+    if (swizzle && (d << 4 & 127) + (uint64_t)c->bits / 8 > 128)
+        model_report(pc, "tcgen05.cp reads bytes %u to %u of rows of 128, which the 128-byte swizzle has",
+                     (uint32_t)(d << 4 & 127), (uint32_t)(d << 4 & 127) + (uint32_t)c->bits / 8 - 1);
+    if (lane >= (c->rows == 4 ? 32u : 1u))
+        model_report(pc, "tcgen05.cp of %d rows to lane %u: the first of them goes to one of lanes 0 to %d", c->rows,
+                     lane, c->rows == 4 ? 31 : 0);
+}
+
+/* Copies to a CTA's tensor memory, and its shared memory. */
+static void use_copied(cta *in, const model_tensor_copy *c, uint32_t sequence, void *pc)
+{
+    const thread *me = model_now;
+    const int reader = me->index / 32;
+    finding f = {.kind = FOUND_NOTHING};
+    for (uint32_t row = 0; row < (uint32_t)c->rows; row++)
+        for (uint32_t chunk = 0; chunk < (uint32_t)c->bits / 128; chunk++) {
+            const uint32_t at = source_of(c, row, chunk);
+            model_shared_bytes(in, at, 16, pc);
+            model_async_read(in, at, 16, me->cta->rank, reader, sequence, me->clock, &f, pc);
+        }
+    if (f.kind)
+        model_report_finding(&f, "copies", pc);
+    for (uint32_t i = 0; i < (uint32_t)c->rows * copies_of(c); i++)
+        for (uint32_t word = 0; word < (uint32_t)c->bits / 32; word++) {
+            const uint32_t lane = lane_of(c, i % (uint32_t)c->rows, i / (uint32_t)c->rows),
+                           column = (c->to & 0xffff) + word;
+            tensor_cell *to = cell_at(in, "copies to", lane, column, pc);
+            check_writer(me, to, "copies to", lane, column, pc);
+            check_readers(me, to, "copies to", lane, column, pc);
+            note_write(to, agent_of(me->cta, reader), sequence, NO_ACCUMULATOR, 0, pc);
+        }
+}
+
+/* tcgen05.cp. Only products are in order after it, of a thread's other operations, and it is after none of them. Each
+ * CTA of a pair copies from its own shared memory. */
+void model_tcgen05_copy(const model_tensor_copy *c)
+{
+    void *pc = __builtin_return_address(0);
+    const uint32_t sequence = begin(c->ctas, pc);
+    check_copy(c, pc);
+    for (int i = 0; i < c->ctas; i++)
+        use_copied(&model_ctas[model_cta->rank ^ i], c, sequence, pc);
+    queue(&(operation){
+        .kind = COPY, .copy = *c, .sequence = sequence, .by = model_cta, .warp = model_now->index / 32, .pc = pc});
+}
+
+static void copy(const operation *o)
+{
+    const model_tensor_copy *c = &o->copy;
+    for (int rank = 0; rank < c->ctas; rank++) {
+        const cta *in = &model_ctas[o->by->rank ^ rank];
+        for (uint32_t i = 0; i < (uint32_t)c->rows * copies_of(c); i++)
+            for (uint32_t word = 0; word < (uint32_t)c->bits / 32; word++) {
+                const uint32_t row = i % (uint32_t)c->rows, lane = lane_of(c, row, i / (uint32_t)c->rows);
+                memcpy(&memories[in->rank].cells[lane][(c->to & 0xffff) + word].value,
+                       in->shared + source_of(c, row, word / 4) + word % 4 * 4, 4);
+            }
+    }
+}
+
 bool model_tensor_complete(void)
 {
     if (!operation_count)
         return false;
     const operation o = operations[0];
     memmove(operations, operations + 1, --operation_count * sizeof *operations);
-    if (!o.commit) {
-        multiply(&o);
+    if (o.kind != COMMIT) {
+        (o.kind == COPY ? copy : multiply)(&o);
         return true;
     }
     for (int rank = 0; rank < model_launch->ctas; rank++)
