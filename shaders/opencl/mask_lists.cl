@@ -65,11 +65,13 @@ attune_fill(const attune_opencl_mask_lists f, __global uchar *mask, __global con
         const int has_allowed = (seen & SEEN_ALLOWED) != 0u;
         taken[lane] = has_allowed ? 1u : 0u;
         barrier(CLK_LOCAL_MEM_FENCE);
-        uint before = 0u, all = 0u;
-        for (uint i = 0u; i < WIDTH; i++) {
+        /* Two loops: what PoCL 6.0 makes of one with a comparison of i, with its method cbs, ends the process. */
+        uint before = 0u;
+        for (uint i = 0u; i < lane; i++)
+            before += taken[i];
+        uint all = before;
+        for (uint i = lane; i < WIDTH; i++)
             all += taken[i];
-            before += i < lane ? taken[i] : 0u;
-        }
         if (has_allowed)
             entries[end + before] = block << 1 | (seen == PARTIAL ? 1u : 0u);
         end += all;
