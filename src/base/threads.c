@@ -198,3 +198,17 @@ void attune__pool_run(attune__pool *pool, uint32_t threads, attune__pool_fn fn, 
     }
     attune__mutex_unlock(&pool->callers);
 }
+
+attune_status attune__pool_once(const attune_allocator *allocator, uint32_t threads, attune__pool_fn fn, void *user)
+{
+    if (threads <= 1) {
+        fn(user, 0);
+        return ATTUNE_OK;
+    }
+    attune__pool *pool = attune__pool_create(allocator, threads, &(attune_parallel_for){0});
+    if (!pool)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    attune__pool_run(pool, attune__pool_threads(pool), fn, user);
+    attune__pool_destroy(pool);
+    return ATTUNE_OK;
+}

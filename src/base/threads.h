@@ -23,6 +23,9 @@ uint32_t attune__pool_cores(void);
 attune__pool *attune__pool_create(const attune_allocator *allocator, uint32_t threads,
                                   const attune_parallel_for *engine);
 void attune__pool_destroy(attune__pool *pool); /* accepts NULL */
+/* attune__pool_run once, on a pool of `threads` threads that is made for it; with 0 or 1 on the calling thread alone.
+ */
+attune_status attune__pool_once(const attune_allocator *allocator, uint32_t threads, attune__pool_fn fn, void *user);
 
 /* The number of workers and the caller, or the largest count for the engine's run. */
 uint32_t attune__pool_threads(const attune__pool *pool);

@@ -174,15 +174,7 @@ static attune_status compile(const attune__host *host, const compiler *c, task *
     const uint32_t threads = host->compile_threads < count ? host->compile_threads : count;
     batch b = {.compiler = c, .tasks = tasks, .count = count};
     atomic_init(&b.next, 0);
-    attune__pool *pool = threads > 1 ? attune__pool_create(&host->allocator, threads, &(attune_parallel_for){0}) : NULL;
-    if (pool)
-        attune__pool_run(pool, attune__pool_threads(pool), compile_some, &b);
-    else if (threads > 1)
-        return ATTUNE_OUT_OF_HOST_MEMORY;
-    else
-        compile_some(&b, 0);
-    attune__pool_destroy(pool);
-    return ATTUNE_OK;
+    return attune__pool_once(&host->allocator, threads, compile_some, &b);
 }
 
 static attune_status take_cubin(const attune__host *host, const compiler *c, task *t)

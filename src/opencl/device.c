@@ -351,7 +351,8 @@ static void take_found(attune__opencl_device *device, const found *one)
     device->fma = (one->float_config & CL_FP_FMA) != 0;
     device->round_div = (one->float_config & CL_FP_CORRECTLY_ROUNDED) != 0;
     device->unified = one->unified;
-    device->early_pocl = pocl_version(&one->info) > 0 && pocl_version(&one->info) < 6;
+    const double pocl = pocl_version(&one->info);
+    device->early_pocl = pocl > 0 && pocl < 6;
     device->argument_size = one->argument_size;
     if (device->driver.platform_info(one->platform, CL_PLATFORM_VERSION, sizeof version, version, NULL) != CL_SUCCESS)
         version[0] = '\0';

@@ -135,14 +135,7 @@ static attune_status compile_all(attune__vulkan_device *device, attune__vulkan_p
     threads = host->compile_threads < threads ? host->compile_threads : threads;
     batch b = {.device = device, .list = list};
     atomic_init(&b.next, 0);
-    attune__pool *pool = threads > 1 ? attune__pool_create(&host->allocator, threads, &(attune_parallel_for){0}) : NULL;
-    if (threads > 1 && !pool)
-        return ATTUNE_OUT_OF_HOST_MEMORY;
-    if (pool)
-        attune__pool_run(pool, attune__pool_threads(pool), compile_some, &b);
-    else
-        compile_some(&b, 0);
-    attune__pool_destroy(pool);
+    ATTUNE__TRY(attune__pool_once(&host->allocator, threads, compile_some, &b));
     for (uint32_t i = 0; i < list->count; i++)
         if (list->each[i].result)
             return refuse(device, list->each[i].name,
