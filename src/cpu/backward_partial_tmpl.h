@@ -126,12 +126,9 @@ static source real_rows(const attune__cpu_run *run, source from, size_t count, R
 }
 
 /* 3 to 5 for the allowed pairs of a row, in the order of st->at. Returns their number. keys: of a row of them. */
-static size_t recompute_pairs(const attune__cpu_backward_run *of, const rows *it, const attune__kv_tile *tile,
-                              const state *st, source k, source v, size_t r, REAL *p, REAL *d_s, int32_t *keys,
-                              double *const *sums)
+static size_t recompute_pairs(const attune__cpu_run *run, const rows *it, const attune__kv_tile *tile, const state *st,
+                              source k, source v, size_t r, REAL *p, REAL *d_s, int32_t *keys, double *const *sums)
 {
-    const attune__cpu_run *run = &of->base;
-    const attune__cpu_program *program = run->program;
     const NAME(cpu_kernels) *kernels = &run->device->KERNELS;
     const attune__shape *shape = &run->program->shape;
     const REAL scale = run->program->choice.prescale_qk ? 1 : (REAL)run->call->scale;
@@ -143,16 +140,17 @@ static size_t recompute_pairs(const attune__cpu_backward_run *of, const rows *it
                   1);
     for (size_t i = count; i < padded; i++)
         p[i] = d_s[i] = 0;
-    attune__row row = variables(run, it, r);
-    row.keys = keys;
-    if (program->score) {
+    attune__row row = {0};
+    if (run->program->score) {
+        row = variables(run, it, r);
+        row.keys = keys;
         find_keys(tile, st->at, count, keys);
         memcpy(st->raw, p, count * sizeof *p);
-        SCORE_ROW(run->device, program->score, &run->score, &row, 0, count, st->expr, p);
+        SCORE_ROW(run->device, run->program->score, &run->score, &row, 0, count, st->expr, p);
     }
     kernels->row_gradient(p, d_s, NULL, padded, st->lse[r], st->delta[r]);
-    if (program->gradient)
-        GRADIENT_ROW(run->device, program->gradient, &run->score, &row, 0, count, st->expr, st->raw, d_s, sums);
+    if (run->program->gradient)
+        GRADIENT_ROW(run->device, run->program->gradient, &run->score, &row, 0, count, st->expr, st->raw, d_s, sums);
     return count;
 }
 
@@ -166,7 +164,7 @@ static void rows_by_pairs(const attune__cpu_backward_run *run, const rows *it, c
     REAL *p = st->p, *d_s = st->d_s;
     int32_t *keys = (int32_t *)(void *)(st->p + st->lds);
     for (size_t r = 0; r < it->count; r++) {
-        const size_t count = recompute_pairs(run, it, tile, st, k, v, r, p, d_s, keys, sums);
+        const size_t count = recompute_pairs(&run->base, it, tile, st, k, v, r, p, d_s, keys, sums);
         size_t some = 0;
         for (size_t i = 0; i < count; i++) {
             /* 0 adds nothing, even to a non-finite element. */
@@ -206,7 +204,7 @@ static void keys_by_pairs(const attune__cpu_backward_run *run, const rows *it, c
     REAL *row_p = st->transposed, *row_d_s = st->transposed + st->lds;
     int32_t *keys = (int32_t *)(void *)(st->transposed + 2 * st->lds);
     for (size_t r = 0; r < it->count; r++) {
-        const size_t count = recompute_pairs(run, it, tile, st, k, v, r, row_p, row_d_s, keys, no_sums);
+        const size_t count = recompute_pairs(&run->base, it, tile, st, k, v, r, row_p, row_d_s, keys, no_sums);
         for (size_t i = 0; i < count; i++) {
             st->p[r * st->lds + st->at[i]] = row_p[i];
             st->d_s[r * st->lds + st->at[i]] = row_d_s[i];

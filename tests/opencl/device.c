@@ -193,8 +193,9 @@ typedef struct grower {
 static void *grow(void *of)
 {
     grower *g = of;
-    static uint16_t data[ELEMENTS];
+    uint16_t data[ELEMENTS];
     const attune_instance_desc desc = {.struct_size = sizeof desc, .cache_folder = g->folder};
+    draw(data, (uint32_t)test_seed());
     attune_instance *instance;
     attune_device *device = NULL;
     attune_buffer *buffer = NULL, *workspace = NULL;
