@@ -168,22 +168,27 @@ static attune_status choose_pass(const attune_limits *limits, const attune__shap
     ATTUNE__TRY(check_named_kernel(limits, &search.options));
     attune__decode rule;
     ATTUNE__TRY(attune__decode_rule(&search, &rule, decision->why_decode, sizeof decision->why_decode));
-    attune__found found;
+    attune__found found, decode = {.outcome = ATTUNE__UNMET};
     if (rule != ATTUNE__DECODE_NO) {
         search.pass = ATTUNE__PASS_DECODE;
-        attune__search_run(&search, decision, &found);
-        if (found.outcome == ATTUNE__FOUND) {
-            fill(&search, &found, decision);
+        attune__search_run(&search, decision, &decode);
+        if (decode.outcome == ATTUNE__FOUND) {
+            fill(&search, &decode, decision);
             return ATTUNE_OK;
         }
         if (rule == ATTUNE__DECODE_FORCED)
-            return attune__search_fail(&search, &found);
-        explain_no_decode(&found, decision->why_decode, sizeof decision->why_decode);
+            return attune__search_fail(&search, &decode);
+        explain_no_decode(&decode, decision->why_decode, sizeof decision->why_decode);
     }
     search.pass = shape->direction == ATTUNE_BACKWARD ? ATTUNE__PASS_BACKWARD : ATTUNE__PASS_FORWARD;
     attune__search_run(&search, decision, &found);
-    if (found.outcome != ATTUNE__FOUND)
-        return attune__search_fail(&search, &found);
+    if (found.outcome != ATTUNE__FOUND) {
+        /* A kernel of decode alone is not for the forward pass, whatever its options: these are the reason to report. */
+        const bool decodes = decode.outcome > found.outcome;
+        if (decodes)
+            search.pass = ATTUNE__PASS_DECODE;
+        return attune__search_fail(&search, decodes ? &decode : &found);
+    }
     fill(&search, &found, decision);
     return search.pass == ATTUNE__PASS_FORWARD ? choose_short(&search, decision) : ATTUNE_OK;
 }

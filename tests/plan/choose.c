@@ -76,6 +76,9 @@ Test(choose, opencl_decode)
                  "BLOCK_N is 1", "read more keys at once");
     EXPECT_ERROR("opencl-nvidia", &p, DECODES "\"BLOCK_M\": 16}", ATTUNE_INVALID_ARGUMENT, "BLOCK_M is 16",
                  "at most 8");
+    /* So they are where the forward pass might be planned instead. */
+    EXPECT_ERROR("opencl-nvidia", &p, "{\"KERNEL\": \"opencl_decode\", \"BLOCK_M\": 16}", ATTUNE_INVALID_ARGUMENT,
+                 "BLOCK_M is 16", "at most 8");
     /* llvmpipe's bound on loops: parts of decode, and an item of a batch has all keys. */
     cr_expect_gt(plan("rusticl", &p, "{\"KERNEL\": \"opencl_decode\"}").split_kv, 10);
     EXPECT_ERROR("rusticl", &p, DECODES "\"SPLIT_KV\": 2}", ATTUNE_INVALID_ARGUMENT, "SPLIT_KV is 2", "more keys");
