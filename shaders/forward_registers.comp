@@ -74,49 +74,61 @@ uvec2 address_sum(const in uvec2 a, const in uvec2 b)
 
 /*
  * Where the tiles of keys are: a ring in shared memory, of two groups for each tile, counted from 1. The first has the
- * addresses of its rows of K and V, the second its first row and kind. One invocation advances it, so that the others
- * keep neither the list nor strides in registers. From kv_len on there is no tile, and its keys are zeros.
+ * addresses of its rows of K and V, the second its first row and kind. Half of the ring is filled at once, by as many
+ * invocations, so that steps neither follow the list nor keep it and strides in registers. From kv_len on there is no
+ * tile, and the first rows of all stand for its keys.
  */
 struct Keys {
     uint kv0, kind;
 };
 
+const uint RING_TILES = 32u;
+
 Keys keys_of(const in uint number)
 {
-    uvec4 entry = memory[RING + number % 8u * 2u + 1u];
+    uvec4 entry = memory[RING + number % RING_TILES * 2u + 1u];
     return Keys(entry.x, entry.y);
 }
 
 uvec4 rows_of(const in uint number)
 {
-    return memory[RING + number % 8u * 2u];
+    return memory[RING + number % RING_TILES * 2u];
 }
 
-/* Behind the ring: the block iterator; planes and strides of K and V; the strides of as many rows as are loaded at
- * once. */
-const uint STATE = RING + 16u;
+/* Behind the ring: the list's address, first block and end; tiles and keys of a block, and all keys; planes and strides
+ * of K and V; the strides of as many rows as are loaded at once. */
+const uint STATE = RING + 2u * RING_TILES;
 
 void begin_keys(attune_vulkan_arguments args, const in TileCoord coord)
 {
     BlockIterator it = block_iterator_begin(args, coord);
     memory[STATE] = uvec4(it.entries, it.block, it.end);
-    memory[STATE + 1u] = uvec4(it.row0, it.row_end, it.kind, args.kv_block);
+    memory[STATE + 1u] = uvec4((args.kv_block + BLOCK_N - 1u) / BLOCK_N, args.kv_block, args.kv_len, 0u);
     memory[STATE + 2u] = uvec4(plane(args.k, coord.b, coord.kv_h), plane(args.v, coord.b, coord.kv_h));
     memory[STATE + 3u] = uvec4(args.k.stride_row, args.v.stride_row);
     memory[STATE + 4u] = uvec4(address_step(uvec2(0u), THREADS / K_GROUPS, args.k.stride_row),
                                address_step(uvec2(0u), THREADS / V_GROUPS, args.v.stride_row));
 }
 
-void advance_keys(const in uint number, const in uint kv_len)
+/* Lists ascend, so that only their last block may have fewer tiles, and none follows it. */
+void locate_keys(const in uint number)
 {
-    uvec4 list = memory[STATE], at = memory[STATE + 1u], planes = memory[STATE + 2u], strides = memory[STATE + 3u];
-    BlockIterator it = BlockIterator(list.xy, list.z, list.w, at.x, at.y, at.z);
-    uint kv0 = block_iterator_next(it, at.w, kv_len) ? it.row0 : kv_len;
-    memory[STATE].z = it.block;
-    memory[STATE + 1u] = uvec4(it.row0, it.row_end, it.kind, at.w);
-    memory[RING + number % 8u * 2u] = uvec4(address_step(planes.xy, kv0, strides.xy),
-                                            address_step(planes.zw, kv0, strides.zw));
-    memory[RING + number % 8u * 2u + 1u] = uvec4(kv0, it.kind, 0u, 0u);
+    uvec4 list = memory[STATE], sizes = memory[STATE + 1u], planes = memory[STATE + 2u], strides = memory[STATE + 3u];
+    uint block = list.z + (number - 1u) / sizes.x, kv_len = sizes.z, kv0 = kv_len, kind = 0u;
+    if (block < list.w) {
+        uint column = block;
+        if (BLOCKS) {
+            uint entry = Word(address_add(list.xy, 4u * block)).value;
+            column = entry >> 1;
+            kind = entry & 1u;
+        }
+        kv0 = min(column * sizes.y + (number - 1u) % sizes.x * BLOCK_N, kv_len);
+    }
+    uint from = kv0 < kv_len ? kv0 : 0u;
+    uvec4 rows = uvec4(address_step(planes.xy, from, strides.xy), address_step(planes.zw, from, strides.zw));
+    /* Without keys the arguments are what can be read. */
+    memory[RING + number % RING_TILES * 2u] = kv_len > 0u ? rows : uvec4(push.arguments, push.arguments);
+    memory[RING + number % RING_TILES * 2u + 1u] = uvec4(kv0, kind, 0u, 0u);
 }
 
 /* Whether some pairs of a tile may be forbidden. */
@@ -126,21 +138,17 @@ bool is_masked(const in Keys keys, const in uint kv_len)
 }
 
 /* Loads are begun a tile before their values are stored to shared memory, so that arithmetic hides their latency.
- * `offset`: of this invocation's first group from the tile's rows. Only a tile with the last keys has tests. */
+ * `offset`: of this invocation's first group from the tile's rows. No load has a condition: in place of a key from
+ * kv_len on the tile's first row is read. A compiler that cannot keep a load's result where a branch ends waits there. */
 #define FETCH_ROWS(fetched, rows, kv, offset, stride, step, groups, dim)                                               \
     if (aligned) {                                                                                                     \
         if (THREADS % (groups) == 0u && FETCHED <= BLOCK_N * (groups) && 8u * (groups) == (dim)) {                     \
             uvec2 at = address_sum(rows, offset), by = step;                                                           \
-            if ((kv) + BLOCK_N <= kv_len) [[unroll]]                                                                   \
-                for (uint f = 0u; f < FETCH; f++) {                                                                    \
-                    fetched[f].low = Uvec4(at).value;                                                                  \
-                    at = address_sum(at, by);                                                                          \
-                }                                                                                                      \
-            else [[unroll]]                                                                                            \
-                for (uint f = 0u; f < FETCH; f++) {                                                                    \
-                    fetched[f] = fetch(at, true, (kv) + tid / (groups) + f * (THREADS / (groups)) < kv_len);           \
-                    at = address_sum(at, by);                                                                          \
-                }                                                                                                      \
+            [[unroll]] for (uint f = 0u; f < FETCH; f++) {                                                             \
+                bool is_key = (kv) + tid / (groups) + f * (THREADS / (groups)) < kv_len;                               \
+                fetched[f].low = Uvec4(is_key ? at : rows).value;                                                      \
+                at = address_sum(at, by);                                                                              \
+            }                                                                                                          \
         } else [[unroll]]                                                                                              \
             for (uint f = 0u; f < FETCH; f++) {                                                                        \
                 uint n = (tid + f * THREADS) / (groups), g = (tid + f * THREADS) % (groups);                           \
@@ -149,11 +157,36 @@ bool is_masked(const in Keys keys, const in uint kv_len)
             }                                                                                                          \
     }
 
-/* Groups that FETCH does not cover, or that are not aligned, are loaded here. With `look`, NaN and infinities are noted
- * for the tile `number`. */
-#define STORE_ROWS(fetched, where, rows, kv, stride, groups, dim, row_stride, look, number)                            \
+/*
+ * V of tiles with forbidden pairs, whose weight of 0 must not multiply NaN or an infinity: they are 0 in the loop over
+ * tiles, and if there was one in any tile another loop adds them (codes).
+ */
+uint finite_mask(const in uint word)
+{
+    return ((word & 0x7c00u) == 0x7c00u ? 0u : 0xffffu) | ((word & 0x7c000000u) == 0x7c000000u ? 0u : 0xffff0000u);
+}
+
+uvec4 finite_of(const in uvec4 group)
+{
+    return group & uvec4(finite_mask(group.x), finite_mask(group.y), finite_mask(group.z),
+                         finite_mask(group.w));
+}
+
+/* Groups that FETCH does not cover, or that are not aligned, are loaded here. With `look` NaN and infinities are noted
+ * and become 0 (repair_rows). */
+#define STORE_ROWS(fetched, where, rows, kv, stride, groups, dim, row_stride, look)                                    \
     {                                                                                                                  \
         if (aligned) {                                                                                                 \
+            if (look) {                                                                                                \
+                bool found = false;                                                                                    \
+                [[unroll]] for (uint f = 0u; f < FETCH; f++)                                                           \
+                    found = found || is_non_finite(fetched[f]);                                                        \
+                if (found) {                                                                                           \
+                    non_finite[0] = 1u;                                                                                   \
+                    [[unroll]] for (uint f = 0u; f < FETCH; f++)                                                       \
+                        fetched[f].low = finite_of(fetched[f].low);                                                    \
+                }                                                                                                      \
+            }                                                                                                          \
             const uint first = (where) + tid / (groups) * (row_stride) + tid % (groups);                               \
             [[unroll]] for (uint f = 0u; f < FETCH; f++) {                                                             \
                 uint i = tid + f * THREADS, n = i / (groups);                                                          \
@@ -162,21 +195,16 @@ bool is_masked(const in Keys keys, const in uint kv_len)
                 if (FETCHED <= BLOCK_N * (groups) || n < BLOCK_N)                                                      \
                     memory[at] = fetched[f].low;                                                                       \
             }                                                                                                          \
-            if (look) {                                                                                                \
-                bool found = false;                                                                                    \
-                [[unroll]] for (uint f = 0u; f < FETCH; f++)                                                           \
-                    found = found || is_non_finite(fetched[f]);                                                        \
-                if (found)                                                                                             \
-                    non_finite[(number) % 2u] = number;                                                                \
-            }                                                                                                          \
         }                                                                                                              \
         if (!aligned || FETCHED < BLOCK_N * (groups)) [[dont_unroll]]                                                  \
             for (uint i = tid + (aligned ? FETCHED : 0u); i < BLOCK_N * (groups); i += THREADS) {                      \
                 uint n = i / (groups), g = i % (groups);                                                               \
                 Group late = fetch(address_add(address_step(rows, n, stride), g * 16u), aligned,                       \
                                    g < (dim) / 8u && (kv) + n < kv_len);                                               \
-                if ((look) && is_non_finite(late))                                                                     \
-                    non_finite[(number) % 2u] = number;                                                                \
+                if ((look) && is_non_finite(late)) {                                                                   \
+                    non_finite[0] = 1u;                                                                                   \
+                    late.low = finite_of(late.low);                                                                    \
+                }                                                                                                      \
                 memory[(where) + n * (row_stride) + g] = late.low;                                                     \
             }                                                                                                          \
     }
@@ -184,10 +212,10 @@ bool is_masked(const in Keys keys, const in uint kv_len)
 #define FETCH_V FETCH_ROWS(fetched_v, v_rows, v_kv, v_offset, memory[STATE + 3u].zw, by.zw, V_GROUPS, HEAD_DIM_V)
 #define STORE_K(where, number)                                                                                         \
     STORE_ROWS(fetched_k, where, rows_of(number).xy, keys_of(number).kv0, memory[STATE + 3u].xy, K_GROUPS, HEAD_DIM,   \
-               K_STRIDE, false, 0u)
+               K_STRIDE, false)
 #define STORE_V(where, number)                                                                                         \
     STORE_ROWS(fetched_v, where, rows_of(number).zw, keys_of(number).kv0, memory[STATE + 3u].zw, V_GROUPS, HEAD_DIM_V, \
-               V_STRIDE, is_masked(now, kv_len), number)
+               V_STRIDE, is_masked(next, kv_len))
 
 /* S = Q K^T of the keys in shared memory. */
 #define PRODUCT_S(s, where)                                                                                            \
@@ -203,6 +231,37 @@ bool is_masked(const in Keys keys, const in uint kv_len)
                     s[r * S_TILES + j] = coopMatMulAdd(held[r * Q_TILES + t], b, s[r * S_TILES + j]);                  \
             }                                                                                                          \
     }
+
+/* The scores of a tile, in place of its products. */
+#define SCORES(kv0)                                                                                                    \
+    [[unroll]] for (uint i = 0u; i < S_COUNT; i++)                                                                     \
+        [[unroll]] for (uint e = 0u; e < LENGTH; e++) {                                                                \
+            float x = s[i][e] * factor;                                                                                \
+            if (SCORE) {                                                                                               \
+                uint row = i / S_TILES * ROW_COUNT + row_of(e);                                                        \
+                uint kv = (kv0) + i % S_TILES * MATRIX_N + column_at(e, lane);                                         \
+                x = attune_score(x, int(coord.b), int(row_h[row]), int(row_q[row]), int(kv), args.score_mod);          \
+            }                                                                                                          \
+            s[i][e] = x;                                                                                               \
+        }
+
+/* Bits of the pairs that a tile allows. Without branches, so that the loads of all pairs are in flight together;
+ * captures check indices. */
+#define FORBID(keys)                                                                                                   \
+    uint allowed[S_COUNT];                                                                                             \
+    [[unroll]] for (uint i = 0u; i < S_COUNT; i++) {                                                                   \
+        allowed[i] = 0u;                                                                                               \
+        [[unroll]] for (uint e = 0u; e < LENGTH; e++)                                                                  \
+            allowed[i] |= (keys).kv0 + i % S_TILES * MATRIX_N + column_at(e, lane) < kv_len ? 1u << e : 0u;            \
+    }                                                                                                                  \
+    if (MASK && (keys).kind != 0u) [[unroll]]                                                                          \
+        for (uint i = 0u; i < S_COUNT; i++)                                                                            \
+            [[unroll]] for (uint e = 0u; e < LENGTH; e++) {                                                            \
+                uint row = i / S_TILES * ROW_COUNT + row_of(e);                                                        \
+                uint kv = (keys).kv0 + i % S_TILES * MATRIX_N + column_at(e, lane);                                    \
+                bool may = attune_mask(int(coord.b), int(row_h[row]), int(row_q[row]), int(kv), args.mask_mod);        \
+                allowed[i] &= may ? ~0u : ~(1u << e);                                                                  \
+            }
 
 /* Codes for NaN and the infinities, so that a sum of up to 255 codes shows which occurred. A weight of 0 times any of
  * them is NaN: such a pair multiplies its code by CODE_NAN. */
@@ -252,13 +311,13 @@ void main()
         l[i] = weight[i] = 0.0;
     }
 
-    if (tid < 2u)
-        non_finite[tid] = 0u;
     if (tid == 0u) {
+        non_finite[0] = 0u;
         begin_keys(args, coord);
-        [[dont_unroll]] for (uint number = 1u; number <= 4u; number++)
-            advance_keys(number, kv_len);
     }
+    barrier();
+    [[dont_unroll]] for (uint i = tid; i < RING_TILES; i += THREADS)
+        locate_keys(i + 1u);
     barrier();
     Group fetched_k[FETCH], fetched_v[FETCH];
     uvec2 k_rows = rows_of(1u).xy, v_rows = rows_of(1u).zw;
@@ -290,11 +349,12 @@ void main()
     [[unroll]] for (uint i = 0u; i < O_COUNT; i++)
         o[i] = MATRIX_F32(0.0);
 
-    /* 2: load K and V; each has two slots of shared memory, so that a step has one barrier. With AHEAD a step computes
-     * S of the next tile before the softmax of its own, so that the products of the one run beside the exponentials of
-     * the other. */
+    /* 2: load K and V; each has two slots of shared memory, so that a step has one barrier. A step stores what the one
+     * before has loaded, and begins the next loads, before its products: at its end nothing waits for a load. With
+     * AHEAD a step computes S of the next tile before the softmax of its own, so that the products of the one run
+     * beside the exponentials of the other. */
     uint k_at = AHEAD ? SLOT : 0u, v_at = 2u * SLOT; /* of the K that a step multiplies, and of its V */
-    Keys now = keys_of(1u);
+    Keys now, next = keys_of(1u);
     STORE_K(0u, 1u)
     STORE_V(v_at, 1u)
     k_rows = rows_of(2u).xy, v_rows = rows_of(2u).zw;
@@ -312,44 +372,36 @@ void main()
     }
     barrier();
 
-    [[dont_unroll]] for (uint step = 1u; now.kv0 < kv_len; step++) {
+    [[dont_unroll]] for (uint step = 1u; next.kv0 < kv_len; step++) {
+        now = next;
         const uint kv0 = now.kv0;
         const bool masked = is_masked(now, kv_len);
+
+        if (step % (RING_TILES / 2u) == 0u) [[dont_unroll]]
+            for (uint i = tid; i < RING_TILES / 2u; i += THREADS)
+                locate_keys(step + RING_TILES / 2u + i);
+        next = keys_of(step + 1u);
+        k_rows = rows_of(step + 2u + LEAD).xy;
+        k_kv = keys_of(step + 2u + LEAD).kv0;
+        v_rows = rows_of(step + 2u).zw;
+        v_kv = keys_of(step + 2u).kv0;
+        by = memory[STATE + 4u];
+        STORE_K(SLOT - k_at, step + 1u + LEAD)
+        STORE_V(5u * SLOT - v_at, step + 1u)
+        FETCH_K
+        FETCH_V
 
         /* 3: S = Q K^T */
         if (!AHEAD)
             PRODUCT_S(s, k_at)
 
         /* 4: score and mask */
-        uint allowed[S_COUNT];
-        [[unroll]] for (uint i = 0u; i < S_COUNT; i++) {
-            allowed[i] = 0xffffffffu;
-            [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
-                float x = s[i][e] * factor;
-                if (SCORE) {
-                    uint row = i / S_TILES * ROW_COUNT + row_of(e);
-                    uint kv = kv0 + i % S_TILES * MATRIX_N + column_at(e, lane);
-                    x = attune_score(x, int(coord.b), int(row_h[row]), int(row_q[row]), int(kv), args.score_mod);
-                }
-                s[i][e] = x;
-            }
-        }
+        SCORES(kv0)
         if (masked) {
-            /* Without branches, so that the loads of all pairs are in flight together; captures check indices. */
-            if (MASK && now.kind != 0u) [[unroll]]
-                for (uint i = 0u; i < S_COUNT; i++)
-                    [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
-                        uint row = i / S_TILES * ROW_COUNT + row_of(e);
-                        uint kv = kv0 + i % S_TILES * MATRIX_N + column_at(e, lane);
-                        bool may = attune_mask(int(coord.b), int(row_h[row]), int(row_q[row]), int(kv), args.mask_mod);
-                        allowed[i] &= may ? ~0u : ~(1u << e);
-                    }
+            FORBID(now)
             [[unroll]] for (uint i = 0u; i < S_COUNT; i++)
-                [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
-                    uint kv = kv0 + i % S_TILES * MATRIX_N + column_at(e, lane);
-                    allowed[i] &= kv < kv_len ? ~0u : ~(1u << e);
+                [[unroll]] for (uint e = 0u; e < LENGTH; e++)
                     s[i][e] = (allowed[i] >> e & 1u) != 0u ? s[i][e] : uintBitsToFloat(0xff800000u);
-                }
         }
 
         /* 3, of the next tile, and 5: online softmax; without a branch between the two */
@@ -394,25 +446,6 @@ void main()
                 [[unroll]] for (uint e = 0u; e < LENGTH; e++)
                     o[i][e] *= alpha[i / O_TILES * ROW_COUNT + row_of(e)];
 
-        /* The non-finite slow path, since 0 times NaN is NaN where the pair is forbidden: V's NaN and infinities become
-         * 0, and their codes, in the slot of K that is free, are summed over the allowed pairs. */
-        const uint codes_at = SLOT - k_at;
-        bool codes = masked && non_finite[step % 2u] == step;
-        if (codes) {
-            [[dont_unroll]] for (uint i = tid; i < BLOCK_N * V_GROUPS; i += THREADS) {
-                uint at = i / V_GROUPS * V_STRIDE + i % V_GROUPS;
-                uvec4 value = memory[v_at + at], code;
-                [[unroll]] for (uint w = 0u; w < 4u; w++) {
-                    uint low = code_of(value[w] & 0xffffu), high = code_of(value[w] >> 16);
-                    code[w] = low | high << 16;
-                    value[w] &= (low != 0u ? 0u : 0xffffu) | (high != 0u ? 0u : 0xffff0000u);
-                }
-                memory[codes_at + at] = code;
-                memory[v_at + at] = value;
-            }
-            barrier();
-        }
-
         /* 6: O += P V */
         [[unroll]] for (uint n = 0u; n < S_TILES; n++)
             [[unroll]] for (uint t = 0u; t < O_TILES; t++) {
@@ -421,42 +454,7 @@ void main()
                 [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)
                     o[r * O_TILES + t] = coopMatMulAdd(p[r * S_TILES + n], b, o[r * O_TILES + t]);
             }
-        if (codes) {
-            [[unroll]] for (uint i = 0u; i < S_COUNT; i++)
-                [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
-                    float counted = is_zero(float(p[i][e])) ? CODE_NAN : 1.0;
-                    p[i][e] = float16_t((allowed[i] >> e & 1u) != 0u ? counted : 0.0);
-                }
-            [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)
-                [[dont_unroll]] for (uint t = 0u; t < O_TILES; t++) {
-                    MATRIX_F32 sum = MATRIX_F32(0.0);
-                    [[unroll]] for (uint n = 0u; n < S_TILES; n++) {
-                        MATRIX_B b;
-                        coopMatLoad(b, memory, codes_at + n * MATRIX_N * V_STRIDE + t * (MATRIX_N / 8u), V_STRIDE,
-                                    ROW_MAJOR);
-                        sum = coopMatMulAdd(p[r * S_TILES + n], b, sum);
-                    }
-                    [[unroll]] for (uint e = 0u; e < LENGTH; e++)
-                        sum[e] = value_of_codes(sum[e]);
-                    [[unroll]] for (uint i = 0u; i < O_TILES; i++)
-                        if (i == t)
-                            o[r * O_TILES + i] = o[r * O_TILES + i] + sum;
-                }
-            barrier();
-        }
 
-        if (tid == 0u)
-            advance_keys(step + 4u, kv_len);
-        now = keys_of(step + 1u);
-        k_rows = rows_of(step + 2u + LEAD).xy;
-        k_kv = keys_of(step + 2u + LEAD).kv0;
-        v_rows = rows_of(step + 2u).zw;
-        v_kv = keys_of(step + 2u).kv0;
-        by = memory[STATE + 4u];
-        STORE_K(SLOT - k_at, step + 1u + LEAD)
-        STORE_V(5u * SLOT - v_at, step + 1u)
-        FETCH_K
-        FETCH_V
         k_at = SLOT - k_at;
         v_at = 5u * SLOT - v_at;
         if (AHEAD) [[unroll]]
@@ -464,6 +462,63 @@ void main()
                 s[i] = next_s[i];
         barrier();
     }
+
+    /* The non-finite slow path: codes of V's NaN and infinities are summed over the allowed pairs of each tile whose V
+     * the loop above may have changed. */
+    if (non_finite[0] != 0u) [[dont_unroll]]
+        for (uint number = 1u;; number++) {
+            barrier();
+            if (tid == 0u)
+                locate_keys(number);
+            barrier();
+            now = keys_of(number);
+            if (now.kv0 >= kv_len)
+                break;
+            if (!is_masked(now, kv_len))
+                continue;
+            uvec4 rows = rows_of(number), strides = memory[STATE + 3u];
+            [[dont_unroll]] for (uint i = tid; i < BLOCK_N * K_GROUPS; i += THREADS) {
+                uint n = i / K_GROUPS, g = i % K_GROUPS;
+                memory[n * K_STRIDE + g] = fetch(address_add(address_step(rows.xy, n, strides.xy), g * 16u), aligned,
+                                                 g < HEAD_DIM / 8u && now.kv0 + n < kv_len)
+                                               .low;
+            }
+            [[dont_unroll]] for (uint i = tid; i < BLOCK_N * V_GROUPS; i += THREADS) {
+                uint n = i / V_GROUPS, g = i % V_GROUPS;
+                uvec4 code = fetch(address_add(address_step(rows.zw, n, strides.zw), g * 16u), aligned,
+                                   g < HEAD_DIM_V / 8u && now.kv0 + n < kv_len)
+                                 .low;
+                [[unroll]] for (uint w = 0u; w < 4u; w++)
+                    code[w] = code_of(code[w] & 0xffffu) | code_of(code[w] >> 16) << 16;
+                memory[2u * SLOT + n * V_STRIDE + g] = code;
+            }
+            barrier();
+            PRODUCT_S(s, 0u)
+            SCORES(now.kv0)
+            FORBID(now)
+            MATRIX_A counts[S_COUNT];
+            [[unroll]] for (uint i = 0u; i < S_COUNT; i++)
+                [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
+                    float weight = exp2((s[i][e] - m[i / S_TILES * ROW_COUNT + row_of(e)]) * TO_LOG2);
+                    float counted = is_zero(float(float16_t(weight))) ? CODE_NAN : 1.0;
+                    counts[i][e] = float16_t((allowed[i] >> e & 1u) != 0u ? counted : 0.0);
+                }
+            [[unroll]] for (uint r = 0u; r < ROW_TILES; r++)
+                [[dont_unroll]] for (uint t = 0u; t < O_TILES; t++) {
+                    MATRIX_F32 sum = MATRIX_F32(0.0);
+                    [[unroll]] for (uint n = 0u; n < S_TILES; n++) {
+                        MATRIX_B b;
+                        coopMatLoad(b, memory, 2u * SLOT + n * MATRIX_N * V_STRIDE + t * (MATRIX_N / 8u), V_STRIDE,
+                                    ROW_MAJOR);
+                        sum = coopMatMulAdd(counts[r * S_TILES + n], b, sum);
+                    }
+                    [[unroll]] for (uint e = 0u; e < LENGTH; e++)
+                        sum[e] = value_of_codes(sum[e]);
+                    [[unroll]] for (uint i = 0u; i < O_TILES; i++)
+                        if (i == t)
+                            o[r * O_TILES + i] = o[r * O_TILES + i] + sum;
+                }
+        }
 
     /* 7: store O and LSE, or the partial result of a split, through shared memory so that stores are contiguous */
     bool split = args.splits > 1u, partial = split || (args.flags & ATTUNE_VULKAN_IS_PARTIAL) != 0u;

@@ -27,10 +27,10 @@ CONSTANT(36, uint, O_STRIDE, 17)
 CONSTANT(37, uint, O_CHUNK, 4) /* columns of matrices of O that are stored together */
 CONSTANT(38, uint, Q_ROWS, 64) /* of Q, in shared memory at once */
 CONSTANT(39, uint, SLOT, 288)  /* of K or of V: `memory` has two for each */
-CONSTANT(40, uint, RING, 1152) /* the offset of where the tiles are: 21 groups */
-CONSTANT(41, uint, MEMORY_SIZE, 1173)
+CONSTANT(40, uint, RING, 1152) /* the offset of where the tiles are: 69 groups */
+CONSTANT(41, uint, MEMORY_SIZE, 1221)
 CONSTANT(42, bool, AHEAD, true) /* S is computed a tile before its softmax */
 
 SHARED(uvec4, memory, OF(MEMORY_SIZE))
-/* The last tile of even number, and of odd, counted from 1, with forbidden pairs and NaN or infinity in V */
-SHARED(uint, non_finite, 2)
+/* Whether V has NaN or infinity in a tile with forbidden pairs */
+SHARED(uint, non_finite, 1)

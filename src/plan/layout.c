@@ -315,7 +315,7 @@ const char *attune__matrix_layout_make(uint32_t block_m, uint32_t block_n, uint3
     128 /* keys of a tile: the largest number for which a sum of their non-finite codes is unambiguous */
 
 #define MOST_AHEAD  128 /* of the head dimension: longer rows leave no registers for a second S */
-#define RING_GROUPS 21  /* two for each of eight tiles, and five */
+#define RING_GROUPS 69  /* two for each of 32 tiles, and five */
 
 const char *attune__registers_layout_make(uint32_t block_m, uint32_t block_n, uint32_t warps,
                                           attune__matrix_shape matrix, uint32_t head_dim, uint32_t head_dim_v,
@@ -517,7 +517,7 @@ uint32_t attune__matrix_most_steps(uint32_t block_m, uint32_t block_n, uint32_t 
     if (!matrix.fragment_layout ||
         attune__registers_layout_make(block_m, block_n, warps, matrix, head_dim, head_dim_v, &l))
         return seen;
-    const uint32_t copies = block_n * (l.K_STRIDE + 2 * l.V_STRIDE) / (warps * matrix.lanes) + 3;
+    const uint32_t copies = block_n * (2 * l.K_STRIDE + 2 * l.V_STRIDE) / (warps * matrix.lanes) + 5;
     const uint32_t codes = l.ROW_TILES * l.O_TILES * (l.S_TILES + 2);
     const uint32_t most = 32000 / (l.Q_TILES + l.S_TILES + copies + codes + 4);
     return most < seen ? most : seen;
