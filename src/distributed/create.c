@@ -63,6 +63,30 @@ static attune_status make_part(attune_distributed *d, const attune_mask *mask, c
     return status;
 }
 
+/* Lets kernels compare with the ends of rows' intervals where each row of all parts has one, backward also each key:
+ * one kernel computes all parts, so that they have one expression. Without partial blocks it is not evaluated. */
+static attune_status use_spans(attune_distributed *d)
+{
+    const bool backward = d->shape.direction == ATTUNE_BACKWARD;
+    attune__spans spans[ATTUNE__DISTRIBUTED_PARTS] = {{{NULL}, {NULL}}};
+    attune_status status = ATTUNE_OK;
+    bool found = false;
+    for (int i = 0; i < ATTUNE__DISTRIBUTED_PARTS; i++)
+        found = found || (d->parts[i].mask && attune__mask_has_partial(d->parts[i].mask));
+    for (int i = 0; i < ATTUNE__DISTRIBUTED_PARTS && found && status == ATTUNE_OK; i++)
+        if (d->parts[i].mask) {
+            status = attune__mask_find_spans(d->parts[i].mask, &spans[i]);
+            found = backward ? spans[i].key[0] != NULL : spans[i].row[0] != NULL;
+        }
+    for (int i = 0; i < ATTUNE__DISTRIBUTED_PARTS; i++)
+        if (d->parts[i].mask) {
+            if (found && status == ATTUNE_OK)
+                status = attune__mask_use_spans(d->parts[i].mask, &spans[i], backward);
+            attune__spans_free(d->parts[i].mask, &spans[i]);
+        }
+    return status;
+}
+
 /* A launch, as the bytes that the device's memory moves meanwhile: 3 us of 3.35 TB/s. */
 #define LAUNCH_COST 1e7
 
@@ -138,6 +162,8 @@ static attune_status make_masks(attune_distributed *d, const attune_partition *p
         for (int i = 0; status == ATTUNE_OK && i < ATTUNE__DISTRIBUTED_PARTS; i++)
             if (d->parts[i].keys)
                 status = make_part(d, mask, &rows, runs, i);
+        if (status == ATTUNE_OK)
+            status = use_spans(d);
     }
     for (int i = 0; status == ATTUNE_OK && i < ATTUNE__DISTRIBUTED_PARTS; i++)
         if (d->parts[i].mask)

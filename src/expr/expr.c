@@ -393,3 +393,32 @@ attune_status attune__expr_gather(const attune_allocator *allocator, const attun
     attune__builder_free(&builder);
     return status;
 }
+
+/* index >= from[by] && index < to[by] */
+static uint32_t make_span(attune__builder *builder, attune__var index, attune__var by, const char *from, const char *to)
+{
+    const char *const names[] = {from, to};
+    const uint32_t var = attune__make_var(builder, index), at = attune__make_var(builder, by);
+    uint32_t ends[2];
+    for (int i = 0; i < 2; i++) {
+        attune__symbol symbol = {.kind = ATTUNE_SYMBOL_CAPTURE, .dtype = ATTUNE_I32, .rank = 1};
+        snprintf(symbol.name, sizeof symbol.name, "%s", names[i]);
+        ends[i] = attune__make_symbol(builder, attune__builder_symbol(builder, &symbol), &at);
+    }
+    return attune__make2(builder, ATTUNE__OP_AND, attune__make2(builder, ATTUNE__OP_LE, ends[0], var),
+                         attune__make2(builder, ATTUNE__OP_LT, var, ends[1]));
+}
+
+attune_status attune__expr_spans(const attune_allocator *allocator, bool keys, attune_expr **expr)
+{
+    attune__builder builder;
+    *expr = NULL;
+    ATTUNE__TRY(attune__builder_init(&builder, allocator, ATTUNE_EXPR_MASK));
+    uint32_t root = make_span(&builder, ATTUNE__VAR_KV, ATTUNE__VAR_Q, ATTUNE__ROW_FROM, ATTUNE__ROW_TO);
+    if (keys)
+        root = attune__make2(&builder, ATTUNE__OP_AND, root,
+                             make_span(&builder, ATTUNE__VAR_Q, ATTUNE__VAR_KV, ATTUNE__KEY_FROM, ATTUNE__KEY_TO));
+    const attune_status status = attune__builder_finish(&builder, root, ATTUNE_INTERNAL, expr);
+    attune__builder_free(&builder);
+    return status;
+}

@@ -185,6 +185,17 @@ attune_status attune__expr_ragged(const attune_allocator *allocator, const attun
 #define ATTUNE__GATHER_KV_LEN "gather_kv_len"
 attune_status attune__expr_gather(const attune_allocator *allocator, const attune_expr *expr, attune_expr **gathered);
 
+/*
+ * Creates the mask kv >= row_from[q] && kv < row_to[q], of the captures below; with `keys` what it says of keys is
+ * added, q >= key_from[kv] && q < key_to[kv], which must allow the same pairs: the intervals of rows are read from the
+ * one half, those of keys from the other.
+ */
+#define ATTUNE__ROW_FROM "gather_row_from"
+#define ATTUNE__ROW_TO   "gather_row_to"
+#define ATTUNE__KEY_FROM "gather_key_from"
+#define ATTUNE__KEY_TO   "gather_key_to"
+attune_status attune__expr_spans(const attune_allocator *allocator, bool keys, attune_expr **expr);
+
 /* For each dimension of each capture, as bits 1 << attune__var: the variables that are an index by themselves
  * (doc[kv]). */
 typedef struct attune__direct_reads {

@@ -152,11 +152,41 @@ static bool equal_elements(scan *w, uint32_t n, span *s)
     return true;
 }
 
+static bool has_symbol(const attune_expr *expr, const char *name)
+{
+    bool found = false;
+    for (uint32_t i = 0; i < expr->symbol_count; i++)
+        found = found || !strcmp(expr->symbols[i].name, name);
+    return found;
+}
+
+/* A bound of attune__expr_spans on the other variable, by an end that this one has: the other half of the mask, if it
+ * is there, allows the same pairs. */
+static bool said_by_other_half(const scan *w, uint32_t n)
+{
+    const bool rows = w->along == ATTUNE__VAR_KV;
+    const char *const from = rows ? ATTUNE__KEY_FROM : ATTUNE__ROW_FROM, *const to =
+                                                                             rows ? ATTUNE__KEY_TO : ATTUNE__ROW_TO;
+    for (int i = 0; i < 2; i++) {
+        const attune__node *end = node_at(w, node_at(w, n)->arg[i]);
+        if (end->op != ATTUNE__OP_CAPTURE)
+            continue;
+        const char *name = w->expr->symbols[end->value.i].name;
+        if (!strcmp(name, from) || !strcmp(name, to))
+            return has_symbol(w->expr, rows ? ATTUNE__ROW_FROM : ATTUNE__KEY_FROM);
+    }
+    return false;
+}
+
 static bool comparison(scan *w, uint32_t n, span *s)
 {
     const attune__node *node = node_at(w, n);
     if (node_at(w, node->arg[0])->type != ATTUNE__INT)
         return false;
+    if (said_by_other_half(w, n)) {
+        *s = declare(w, n, "", "");
+        return true;
+    }
     if (node->op == ATTUNE__OP_EQ && equal_elements(w, n, s))
         return true;
     const bool first = depends_on_kv(w, node->arg[0]);

@@ -111,9 +111,10 @@ static const char *reserved(const char *name)
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
         if (!strcmp(words[i], name))
             return "a word";
-    /* That attune__expr_shift and attune__expr_gather declare beside the caller's. */
-    static const char *const declared[] = {ATTUNE__KV_START,  ATTUNE__KV_TOTAL,     ATTUNE__GATHER_Q,
-                                           ATTUNE__GATHER_KV, ATTUNE__GATHER_Q_LEN, ATTUNE__GATHER_KV_LEN};
+    /* That attune__expr_shift, attune__expr_gather and attune__expr_spans declare. */
+    static const char *const declared[] = {
+        ATTUNE__KV_START,      ATTUNE__KV_TOTAL, ATTUNE__GATHER_Q, ATTUNE__GATHER_KV, ATTUNE__GATHER_Q_LEN,
+        ATTUNE__GATHER_KV_LEN, ATTUNE__ROW_FROM, ATTUNE__ROW_TO,   ATTUNE__KEY_FROM,  ATTUNE__KEY_TO};
     for (size_t i = 0; i < sizeof declared / sizeof declared[0]; i++)
         if (!strcmp(declared[i], name))
             return "a symbol";

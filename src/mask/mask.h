@@ -6,6 +6,7 @@
  *     build.c    from an expression: quadtree and interval analysis    lists.c    from lists; slices
  *     extend.c   of longer sequences                                   gather.c   of some rows and keys
  *     dense.c    from dense arrays                                     tensor.c   from a tensor on a device
+ *     spans.c    intervals of rows and keys as arrays
  *     combine.c  and, or, not                                          classify.c classes of regions
  *     store.c    storage, transposes                                   draw.c     statistics, text, pixels
  *     rects.h    rectangles of blocks                                  work.c     work units, progress, limits
@@ -123,6 +124,19 @@ typedef struct attune__positions {
 /* The mask of some rows and keys. Its expression is that of attune__expr_gather, with their positions as captures. */
 attune_status attune__mask_gather(const attune_mask *mask, const attune__positions *rows, const attune__positions *keys,
                                   attune_mask **gathered);
+/*
+ * The intervals of a mask whose rows each allow one interval of keys, alike in all batches and heads: row q allows keys
+ * row[0][q] to before row[1][q]. If each key allows one interval of rows, key has them likewise; else it is NULL.
+ */
+typedef struct attune__spans {
+    int32_t *row[2], *key[2];
+} attune__spans;
+/* row[0] stays NULL if there are no such intervals: then nothing else is set. Evaluates the partial blocks. */
+attune_status attune__mask_find_spans(const attune_mask *mask, attune__spans *spans);
+void attune__spans_free(const attune_mask *mask, attune__spans *spans);
+/* Replaces the mask's expression by that of attune__expr_spans, with the spans as captures. `keys`: those of keys too.
+ * If it fails, the mask can only be freed. */
+attune_status attune__mask_use_spans(attune_mask *mask, const attune__spans *spans, bool keys);
 /* op: ATTUNE__OP_AND, ATTUNE__OP_OR; ATTUNE__OP_NOT with b NULL. work may be NULL, here and below. */
 attune_status attune__mask_combine(attune__op op, const attune_mask *a, const attune_mask *b, attune__work *work,
                                    attune_mask **mask);
@@ -144,6 +158,11 @@ static inline uint64_t attune__array_bytes(const attune_array *of)
     for (uint32_t i = 0; i < of->rank; i++)
         bytes *= (uint64_t)of->size[i];
     return bytes;
+}
+
+static inline bool attune__mask_has_partial(const attune_mask *mask)
+{
+    return mask->kv.offsets[mask->stored_batch * mask->stored_heads * mask->q_blocks] > 0;
 }
 
 /* The variables for evaluating the mask's expression in row q of batch b and head h. */

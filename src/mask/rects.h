@@ -68,6 +68,8 @@ attune_status attune__mask_build_from(const attune__kept_blocks *kept, const att
 attune_status attune__mask_new(const attune_allocator *allocator, const attune_mask_desc *desc, int64_t stored_batch,
                                int64_t stored_heads, const attune_expr *expr, const attune__bindings *bindings,
                                attune_mask **mask);
+/* Replaces the expression, captures and parameters of a mask, likewise; of a mask without them too. */
+attune_status attune__mask_bind(attune_mask *mask, const attune_expr *expr, const attune__bindings *bindings);
 /* Builds the lists and their transposes. A unit of work is a list entry, or a row. */
 attune_status attune__mask_store(attune_mask *mask, const attune__rects *rects, attune__work *work);
 /* Returns a contiguous row-major copy; NULL, with the error set, on failure. */

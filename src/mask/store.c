@@ -265,6 +265,37 @@ static bool copy_capture(const attune_allocator *allocator, const attune_array *
 
 /* ----------------------------------------------------------------------------------------------------------- masks */
 
+static void free_bindings(attune_mask *mask)
+{
+    if (mask->captures && !mask->from_tensor)
+        for (uint32_t i = 0; i < mask->expr->symbol_count; i++)
+            attune__free(&mask->allocator, (void *)(uintptr_t)mask->captures[i].data);
+    attune__free(&mask->allocator, mask->captures);
+    attune__free(&mask->allocator, mask->parameters);
+    attune__expr_release(mask->expr);
+    mask->captures = NULL;
+    mask->parameters = NULL;
+    mask->expr = NULL;
+}
+
+attune_status attune__mask_bind(attune_mask *mask, const attune_expr *expr, const attune__bindings *bindings)
+{
+    free_bindings(mask);
+    mask->expr = attune__expr_retain(expr);
+    mask->row_intervals = attune__interval_rows(expr, &mask->row_runs);
+    mask->uses = expr->uses;
+    mask->captures = attune__alloc(&mask->allocator, expr->symbol_count, sizeof *mask->captures);
+    mask->parameters = attune__alloc(&mask->allocator, expr->symbol_count, sizeof *mask->parameters);
+    if (!mask->captures || !mask->parameters)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    for (uint32_t i = 0; i < expr->symbol_count; i++)
+        if (expr->symbols[i].kind == ATTUNE_SYMBOL_PARAMETER)
+            mask->parameters[i] = bindings->parameters[i];
+        else if (!copy_capture(&mask->allocator, &bindings->captures[i], &mask->captures[i]))
+            return ATTUNE_OUT_OF_HOST_MEMORY;
+    return ATTUNE_OK;
+}
+
 attune_mask_desc attune__mask_describe(const attune_mask *mask)
 {
     return (attune_mask_desc){
@@ -325,19 +356,9 @@ attune_status attune__mask_new(const attune_allocator *allocator, const attune_m
     if (status != ATTUNE_OK)
         goto fail;
     if (expr) {
-        status = ATTUNE_OUT_OF_HOST_MEMORY;
-        made->expr = attune__expr_retain(expr);
-        made->row_intervals = attune__interval_rows(expr, &made->row_runs);
-        made->uses = expr->uses;
-        made->captures = attune__alloc(allocator, expr->symbol_count, sizeof *made->captures);
-        made->parameters = attune__alloc(allocator, expr->symbol_count, sizeof *made->parameters);
-        if (!made->captures || !made->parameters)
+        status = attune__mask_bind(made, expr, bindings);
+        if (status != ATTUNE_OK)
             goto fail;
-        for (uint32_t i = 0; i < expr->symbol_count; i++)
-            if (expr->symbols[i].kind == ATTUNE_SYMBOL_PARAMETER)
-                made->parameters[i] = bindings->parameters[i];
-            else if (!copy_capture(allocator, &bindings->captures[i], &made->captures[i]))
-                goto fail;
     }
     *mask = made;
     return ATTUNE_OK;
@@ -355,12 +376,7 @@ void attune__mask_free(attune_mask *mask)
     list_free(&allocator, &mask->full_kv);
     list_free(&allocator, &mask->q);
     list_free(&allocator, &mask->full_q);
-    if (mask->captures && !mask->from_tensor)
-        for (uint32_t i = 0; i < mask->expr->symbol_count; i++)
-            attune__free(&allocator, (void *)(uintptr_t)mask->captures[i].data);
+    free_bindings(mask);
     attune__free(&allocator, mask->classes);
-    attune__free(&allocator, mask->captures);
-    attune__free(&allocator, mask->parameters);
-    attune__expr_release(mask->expr);
     attune__free(&allocator, mask);
 }

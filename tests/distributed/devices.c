@@ -92,6 +92,19 @@ static const attention_case long_causal = {.name = "long_causal",
                                            .q_block = 128,
                                            .kv_block = 128};
 
+/* Documents of the case's captures, whose partial blocks are compared with the ends of intervals. */
+static const attention_case long_documents = {.name = "long_documents",
+                                              .batch = 1,
+                                              .kv_batch = 1,
+                                              .heads = 4,
+                                              .kv_heads = 2,
+                                              .q_len = 1000,
+                                              .kv_len = 1000,
+                                              .head_dim = 128,
+                                              .mask = "q >= kv && doc[q] == doc[kv]",
+                                              .q_block = 64,
+                                              .kv_block = 64};
+
 /* Head dimensions of every layout of the CUDA kernels, whose results over the keys of a rank are f32. */
 static const attention_case head_dims[] = {
 #define HEAD_DIM(d, dv)                                                                                                \
@@ -124,6 +137,8 @@ static void run_pair(carrier by)
         run_row(&s, &r, i, (uint32_t)scaled(10), by);
     }
     run_row(&s, &(row){&long_causal, ATTUNE_BF16, 2}, 5, (uint32_t)scaled(50), by);
+    run_row(&s, &(row){&long_documents, ATTUNE_BF16, 2}, 5, (uint32_t)scaled(10), by);
+    run_row(&s, &(row){&long_documents, ATTUNE_F16, 2}, 8, (uint32_t)scaled(10), by);
     sharing_close(&s);
 }
 
@@ -182,6 +197,29 @@ Test(distributed_devices, model_head_dims, .timeout = 3000)
 {
     model_or_skip();
     run_head_dims(BACKENDS("cuda", "cuda"), 0);
+}
+
+/* As of head_dims, of a mask whose intervals depend on runs of equal elements. */
+static const attention_case model_documents = {.name = "documents",
+                                               .batch = 1,
+                                               .kv_batch = 1,
+                                               .heads = 2,
+                                               .kv_heads = 1,
+                                               .q_len = 300,
+                                               .kv_len = 300,
+                                               .head_dim = 64,
+                                               .mask = "q >= kv && doc[q] == doc[kv]",
+                                               .q_block = 64,
+                                               .kv_block = 64};
+
+Test(distributed_devices, model_documents, .timeout = 3000)
+{
+    static sharing s;
+    model_or_skip();
+    sharing_open_devices(&s, BACKENDS("cuda", "cuda"));
+    for (uint64_t i = 0; i < 2; i++)
+        run_row(&s, &(row){&model_documents, ATTUNE_BF16, 2}, 3 * i + 5, 2, THROUGH_HOST);
+    sharing_close(&s);
 }
 
 Test(distributed_devices, head_dims)
