@@ -429,3 +429,29 @@ VECTORS(any, 0, 8)
 
 ROUNDED(f16, 1)
 ROUNDED(bf16, 2)
+
+/* ------------------------------------------------------------------------------------------------------------- copies
+ */
+
+template <class UNIT> __device__ __forceinline__ void copy_units(const attune_cuda_copy &p)
+{
+    const long long step = (long long)gridDim.x * ATTUNE_CUDA_MERGE_THREADS;
+    for (long long i = (long long)blockIdx.x * ATTUNE_CUDA_MERGE_THREADS + threadIdx.x; i < p.units; i += step) {
+        const long long row = i / p.row_units, unit = i - row * p.row_units, plane = row / p.q_len,
+                        q = row - plane * p.q_len, b = plane / p.heads, h = plane - b * p.heads;
+        ((UNIT *)p.to)[b * p.to_strides[0] + h * p.to_strides[1] + q * p.to_strides[2] + unit] =
+            ((const UNIT *)p.from)[b * p.from_strides[0] + h * p.from_strides[1] + q * p.from_strides[2] + unit];
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(ATTUNE_CUDA_MERGE_THREADS)
+    attune_copy_tensors(const __grid_constant__ attune_cuda_copies a)
+{
+    const attune_cuda_copy &p = a.parts[blockIdx.y];
+    if (a.unit == 16)
+        copy_units<uint4>(p);
+    else if (a.unit == 4)
+        copy_units<unsigned>(p);
+    else
+        copy_units<unsigned short>(p);
+}

@@ -46,6 +46,24 @@ typedef struct attune_cuda_merge {
     attune_cuda_merge_part parts[ATTUNE_CUDA_MERGE_PARTS];
 } attune_cuda_merge;
 
+/*
+ * attune_copy_tensors takes an attune_cuda_copies by value. The grid has any number of CTAs of
+ * ATTUNE_CUDA_MERGE_THREADS threads for each copy, the second dimension. Units are of 2, 4 or 16 bytes; a row's are
+ * adjacent, and strides are in units.
+ */
+typedef struct attune_cuda_copy {
+    unsigned long long from, to;
+    long long from_strides[3], to_strides[3]; /* batch, head and row */
+    long long units;
+    int heads, q_len, row_units;
+} attune_cuda_copy;
+
+typedef struct attune_cuda_copies {
+    attune_cuda_copy parts[ATTUNE_CUDA_MERGE_PARTS];
+    int unit;
+} attune_cuda_copies;
+
+typedef char attune_cuda_copies_fit[sizeof(attune_cuda_copies) <= 4096 ? 1 : -1];
 typedef char attune_cuda_merge_fits[sizeof(attune_cuda_merge) <= 4096 ? 1 : -1];
 
 #endif

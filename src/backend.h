@@ -249,6 +249,11 @@ typedef struct attune__merge_part {
     attune_tensor d_o, d_lse; /* backward: outputs; buffer NULL = not requested */
 } attune__merge_part;
 
+/* A copy between tensors of rank 4, of the same sizes and type, whose last dimensions are contiguous. */
+typedef struct attune__copied {
+    attune_tensor from, to;
+} attune__copied;
+
 /* A copy between a buffer and host memory. */
 typedef struct attune__copy {
     attune_buffer *buffer;
@@ -352,6 +357,9 @@ struct attune__backend {
                            uint64_t *value);
     attune_status (*merge_backward)(const attune__program *merger, attune_queue *queue, const attune__merge *call,
                                     uint64_t *value);
+    /* Copies at most ATTUNE__MERGE_PARTS tensors in one launch. NULL = each is a merge of one part. */
+    attune_status (*copy_tensors)(const attune__program *merger, attune_queue *queue, const attune__copied *parts,
+                                  uint32_t count, uint64_t *value);
     /* forward can write an f32 o, and backward f32 d_q, d_k and d_v, for any dtype of the plan. */
     bool f32_outputs;
 

@@ -15,6 +15,7 @@ typedef enum messages_mode {
 typedef struct messages_exchange {
     attune_message *items; /* owned; sends, then receives */
     uint32_t sends, receives;
+    bool lent; /* by transport.lend: receives are where they were read */
 } messages_exchange;
 
 /* Of a rank. */
@@ -23,6 +24,7 @@ typedef struct messages {
     messages_mode mode;
     messages_exchange *exchanges; /* owned; of the calls that were noted */
     uint32_t count;
+    uint32_t left;     /* loans of the calls without messages */
     uint64_t received; /* their bytes */
 } messages;
 

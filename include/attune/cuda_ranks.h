@@ -21,7 +21,7 @@ typedef struct attune_cuda_peers attune_cuda_peers;
 
 /*
  * Makes a group of 1 to ATTUNE_MAX_RANKS ranks: rank r has devices[r]. A device may be several ranks, on different
- * queues or on one. All devices must outlive the group. Each rank has a stream and two events of its own. Where devices
+ * queues or on one. All devices must outlive the group. Each rank has streams and events of its own. Where devices
  * can read each other's memory (NVLink, PCIe) and the engine has not enabled that, it is enabled in both contexts;
  * elsewhere the driver copies through host memory. INVALID_ARGUMENT if a device is not CUDA's: attune/threads.h takes
  * any devices.
@@ -34,8 +34,9 @@ ATTUNE_API void attune_cuda_peers_destroy(attune_cuda_peers *peers);
 /*
  * Fills the transport of a rank, for one thread, which makes all calls of the rank. Every rank makes the same calls in
  * the same order, and each exchange waits until the other threads have made it too, not for their devices. Each rank
- * copies what it receives. After an abort, which waits for the copies that are under way, all ranks fail: make the
- * group and the objects anew.
+ * copies what it receives; where all devices read each other's memory, the transport also lends, which decode uses.
+ * After an abort, which waits for the copies and reads that are under way, all ranks fail: make the group and the
+ * objects anew.
  */
 ATTUNE_API attune_status attune_cuda_peers_transport(attune_cuda_peers *peers, uint32_t rank,
                                                      attune_transport *transport);

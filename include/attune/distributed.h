@@ -146,9 +146,9 @@ typedef struct attune_transport {
      */
     attune_status (*exchange)(void *user, const attune_message *sends, uint32_t send_count,
                               const attune_message *receives, uint32_t receive_count, attune_queue *queue);
-    /* Completes an exchange: returns when its messages are complete, or makes the queue wait for them. Between exchange
-     * and finish attune computes, as on the rank's own keys. A call has one exchange or several. NULL = messages are
-     * complete when exchange returns. */
+    /* Completes an exchange, or ends the reads of lend: returns when its messages are complete, or makes the queue wait
+     * for them. Between exchange and finish attune computes, as on the rank's own keys. A call has one exchange or
+     * several. NULL = messages are complete when exchange returns. */
     attune_status (*finish)(void *user, attune_queue *queue);
     /* This rank failed: the present and all later calls of gather, exchange and finish fail on every rank (MPI_Abort,
      * ncclCommAbort). Called at most once by each failing call; may be called on several ranks. Once abort, or a call
@@ -163,6 +163,20 @@ typedef struct attune_transport {
     /* The time that a received byte takes, as a multiple of that of a byte which the device reads or writes in its own
      * memory: about 12 over NVLink, 50 and more over PCIe or a network. For ATTUNE_OVERLAP_AUTO. 0 = not known. */
     double byte_cost;
+    /*
+     * For devices that read each other's memory in place, in decode: as exchange, but nothing is copied. All sends are
+     * of the same memory, one to a peer. Sets buffer and offset of `receives`, which are given with peer and size, to
+     * what these peers send. Work that is enqueued between lend and `finish` may read it: it runs after the peers' work
+     * that was in their queues before they lent. Work that is enqueued after the next lend with the same peers runs
+     * after all reads of what was lent before. The arrays are valid until lend returns. NULL = results are sent; it is
+     * set on every rank or on none. A transport of one's own that calls another's callbacks must do so here as well, or
+     * set it to NULL.
+     */
+    attune_status (*lend)(void *user, const attune_message *sends, uint32_t send_count, attune_message *receives,
+                          uint32_t receive_count, attune_queue *queue);
+    /* Waits until no device reads what this rank has lent, so that its memory may be freed. Needed beside lend, as is
+     * finish. Called by attune_decode_destroy, also after an abort. */
+    void (*reclaim)(void *user);
 } attune_transport;
 
 /* -------------------------------------------------------------------------------------------------------- execution */
@@ -299,8 +313,9 @@ ATTUNE_API uint64_t attune_decode_workspace_size(const attune_decode *decode);
  * kv_len are those of all ranks together; captures are whole on every rank.
  *
  * Queries are sent to all ranks that have keys. Results over the keys of each rank, in f32 (f64 if o is), and their LSE
- * are returned and merged in the order of ranks: repeated calls give bitwise equal
- * results, and on one rank those of attune_forward. Otherwise as attune_distributed_forward.
+ * are returned and merged in the order of ranks: repeated calls give bitwise equal results, and on one rank those of
+ * attune_forward. With transport.lend nothing is sent: ranks read each other's queries and results where they are, and
+ * the bits are the same. Otherwise as attune_distributed_forward.
  */
 ATTUNE_API attune_status attune_distributed_decode(attune_decode *decode, attune_queue *queue,
                                                    const attune_forward_args *args, int64_t kv_len,

@@ -203,6 +203,9 @@ attune_status attune__cuda_merge(const attune__program *merger, attune_queue *qu
 attune_status attune__cuda_merge_backward(const attune__program *merger, attune_queue *queue, const attune__merge *call,
                                           uint64_t *value);
 
+attune_status attune__cuda_copy_tensors(const attune__program *merger, attune_queue *queue, const attune__copied *parts,
+                                        uint32_t count, uint64_t *value);
+
 attune_status attune__cuda_measure(attune_device *device, attune_dtype dtype, double *flops, double *bandwidth);
 
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
-/* Merging of partial results: cuda/merge.cu, one launch of a kernel that suits the call's tensors. */
+/* Merging of partial results, and copies of tensors: cuda/merge.cu, one launch of a kernel that suits the call's
+ * tensors. */
 #include "cuda/cuda.h"
 
 #include <stdio.h>
@@ -22,6 +23,7 @@ typedef struct merger {
     attune__program base;
     attune__cu_module module;
     attune__cu_function functions[2][KINDS];
+    attune__cu_function copy_tensors;
 } merger;
 
 static attune__cuda_kernel describe_kernel(uint32_t architecture)
@@ -47,7 +49,7 @@ static attune_status load(attune__cuda_device *device, const void *cubin, merger
                                        driver->module_function(&made->functions[i % 2][i / 2], made->module, name),
                                        "cuModuleGetFunction"));
     }
-    return ATTUNE_OK;
+    return attune__cuda_function(device, made->module, "attune_copy_tensors", &made->copy_tensors);
 }
 
 attune_status attune__cuda_merger_create(attune_device *device, attune__program **program)
@@ -229,4 +231,69 @@ attune_status attune__cuda_merge_backward(const attune__program *program, attune
                                           const attune__merge *call, uint64_t *value)
 {
     return launch(program, queue, call, true, value);
+}
+
+/* The widest unit that is aligned in both tensors. */
+static uint32_t copy_unit(const attune__copied *parts, uint32_t count)
+{
+    const uint64_t element = attune_dtype_size(parts->to.dtype);
+    uint64_t bits = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const attune_tensor *tensors[] = {&parts[i].from, &parts[i].to};
+        bits |= (uint64_t)parts[i].to.size[3] * element;
+        for (int j = 0; j < 2; j++) {
+            bits |= attune__cuda_pointer(tensors[j]->buffer) + tensors[j]->offset;
+            for (int k = 0; k < 3; k++)
+                bits |= (uint64_t)tensors[j]->stride[k] * element;
+        }
+    }
+    return bits % 16 == 0 ? 16 : bits % 4 == 0 ? 4 : 2;
+}
+
+static attune_cuda_copy describe_copy(const attune__copied *part, uint32_t unit)
+{
+    const int64_t *size = part->to.size, element = (int64_t)attune_dtype_size(part->to.dtype);
+    attune_cuda_copy c = {.from = attune__cuda_pointer(part->from.buffer) + part->from.offset,
+                          .to = attune__cuda_pointer(part->to.buffer) + part->to.offset,
+                          .heads = (int)size[1],
+                          .q_len = (int)size[2],
+                          .row_units = (int)(size[3] * element / unit)};
+    c.units = size[0] * size[1] * size[2] * c.row_units;
+    for (int i = 0; i < 3; i++) {
+        c.from_strides[i] = part->from.stride[i] * element / unit;
+        c.to_strides[i] = part->to.stride[i] * element / unit;
+    }
+    return c;
+}
+
+/* Of a copy: more threads have several units. */
+#define MOST_COPY_BLOCKS 512
+
+attune_status attune__cuda_copy_tensors(const attune__program *program, attune_queue *queue,
+                                        const attune__copied *parts, uint32_t count, uint64_t *value)
+{
+    const merger *mine = (const merger *)program;
+    attune__cuda_device *device = attune__cuda_of(program->device);
+    attune__cuda_queue *stream = (attune__cuda_queue *)queue;
+    attune_cuda_copies arguments = {.unit = (int)copy_unit(parts, count)};
+    int64_t blocks = 1;
+    for (uint32_t i = 0; i < count; i++) {
+        arguments.parts[i] = describe_copy(&parts[i], (uint32_t)arguments.unit);
+        const int64_t wanted = (arguments.parts[i].units + ATTUNE_CUDA_MERGE_THREADS - 1) / ATTUNE_CUDA_MERGE_THREADS;
+        blocks = wanted > blocks ? wanted : blocks;
+    }
+    blocks = blocks < MOST_COPY_BLOCKS ? blocks : MOST_COPY_BLOCKS;
+    void *parameters[] = {&arguments};
+    ATTUNE__TRY(attune__cuda_enter(device));
+    attune_status status = attune__cuda_queue_begin(stream, false);
+    if (status == ATTUNE_OK) {
+        status = attune__cuda_check(device,
+                                    device->driver.launch(mine->copy_tensors, (unsigned)blocks, count, 1,
+                                                          ATTUNE_CUDA_MERGE_THREADS, 1, 1, 0, stream->stream,
+                                                          parameters, NULL),
+                                    "cuLaunchKernel");
+        status = attune__cuda_queue_end(stream, status, value, NULL);
+    }
+    attune__cuda_leave(device);
+    return status;
 }

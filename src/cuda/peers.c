@@ -8,7 +8,16 @@
  *     finish     meet: `done` of all ranks is recorded; the queue waits for the own one, and for those of the ranks
  *                that read this rank's memory
  *
- * So `ready` is recorded again only after all ranks have used it, and likewise `done`.
+ * So `ready` is recorded again only after all ranks have used it, and likewise `done`. Where all devices read each
+ * other's memory, ranks also lend it. They meet once:
+ *
+ *     lend       record `lent` in the queue; meet: what all ranks lend and their `lent` are known; the queue waits for
+ *                those of the ranks that lend to this one or borrow from it
+ *     finish     record `read` in the queue
+ *
+ * There are two loans, in turn: once a rank has met the others again, they have used the one before. From lend to
+ * finish a rank counts as a reader, for whom an abort waits before it waits for `read`. A rank whose memory is freed
+ * waits until all have ended as many loans as it has begun, and then for `read`.
  */
 #include <attune/cuda_ranks.h>
 #include <attune/threads.h>
@@ -28,15 +37,28 @@
 #define FURTHER_STREAMS 3
 #define FURTHER_BYTES   (UINT64_C(8) << 20)
 
+/* The memory that a rank lends at a time. */
+typedef struct loan {
+    attune_buffer *buffer;
+    uint64_t offset, size;
+    attune__cu_event lent; /* its work before is done */
+} loan;
+
 struct attune_cuda_peers {
     attune_allocator allocator;
     attune_threads threads;
     double byte_cost; /* of the slowest pair */
+    bool readable;    /* by every device, the memory of every other */
     struct peer {
         attune_cuda_peers *all;
         attune__cuda_exchange messages;
         attune__cu_stream further[FURTHER_STREAMS];
         attune__cu_event joined[FURTHER_STREAMS]; /* what was enqueued there is done */
+        loan loans[2];
+        uint64_t begun, ended;     /* loans; with the threads' lock */
+        attune_queue *reading;     /* between lend and finish; NULL = not */
+        attune__cu_event read;     /* the last reads of others' memory are done ... */
+        attune__cu_stream read_on; /* ... and where they were enqueued */
     } ranks[];
 };
 
@@ -157,8 +179,126 @@ static attune_status exchange(void *user, const attune_message *sends, uint32_t 
     return copy_all(mine, me);
 }
 
+/* ---------------------------------------------------------------------------------------------------------- lending */
+
+/* Nothing more is enqueued that reads others' memory. */
+static attune_status end_reading(struct peer *mine)
+{
+    const attune__cuda_exchange *e = &mine->messages;
+    attune_threads *threads = &mine->all->threads;
+    attune_status status = attune__cuda_enter(e->device);
+    if (status == ATTUNE_OK) {
+        mine->read_on = ((const attune__cuda_queue *)mine->reading)->stream;
+        status = attune__cuda_check(e->device, e->device->driver.event_record(mine->read, mine->read_on),
+                                    "the reads of other ranks' memory");
+        attune__cuda_leave(e->device);
+    }
+    mine->reading = NULL;
+    pthread_mutex_lock(&threads->lock);
+    mine->ended++;
+    pthread_mutex_unlock(&threads->lock);
+    attune_threads_leave(threads);
+    return status;
+}
+
+static bool has_peer(const attune_message *messages, uint32_t count, uint32_t peer)
+{
+    bool found = false;
+    for (uint32_t i = 0; i < count; i++)
+        found = found || messages[i].peer == peer;
+    return found;
+}
+
+/* After the queue's work so far, and after reads in another one. */
+static attune_status begin_loan(struct peer *mine, const attune_message *sends, uint32_t send_count,
+                                attune__cu_stream stream, uint32_t *turn)
+{
+    const attune__cuda_exchange *e = &mine->messages;
+    const attune__cuda_driver *driver = &e->device->driver;
+    pthread_mutex_lock(&mine->all->threads.lock);
+    *turn = mine->begun++ % 2;
+    pthread_mutex_unlock(&mine->all->threads.lock);
+    loan *own = &mine->loans[*turn];
+    own->buffer = send_count ? sends[0].buffer : NULL;
+    own->offset = send_count ? sends[0].offset : 0;
+    own->size = send_count ? sends[0].size : 0;
+    ATTUNE__TRY(attune__cuda_enter(e->device));
+    attune__cu_result result = CU_SUCCESS;
+    if (mine->read_on && mine->read_on != stream)
+        result = driver->stream_wait(stream, mine->read, 0);
+    if (result == CU_SUCCESS)
+        result = driver->event_record(own->lent, stream);
+    attune__cuda_leave(e->device);
+    return attune__cuda_check(e->device, result, "an event of a loan");
+}
+
+static attune_status lend(void *user, const attune_message *sends, uint32_t send_count, attune_message *receives,
+                          uint32_t receive_count, attune_queue *queue)
+{
+    struct peer *mine = user;
+    const attune_cuda_peers *all = mine->all;
+    const attune__cuda_exchange *e = &mine->messages;
+    const attune__cu_stream stream = ((const attune__cuda_queue *)queue)->stream;
+    uint32_t turn;
+    ATTUNE__TRY(begin_loan(mine, sends, send_count, stream, &turn));
+    ATTUNE__TRY(attune_threads_meet(&mine->all->threads));
+    if (!attune_threads_enter(&mine->all->threads))
+        return ATTUNE_UNAVAILABLE;
+    mine->reading = queue;
+    for (uint32_t i = 0; i < receive_count; i++) {
+        const loan *theirs = &all->ranks[receives[i].peer].loans[turn];
+        if (theirs->size != receives[i].size)
+            return attune__fail(ATTUNE_INTERNAL, "rank %u borrows %llu bytes of rank %u, which lends %llu",
+                                (uint32_t)(mine - all->ranks), (unsigned long long)receives[i].size, receives[i].peer,
+                                (unsigned long long)theirs->size);
+        receives[i].buffer = theirs->buffer;
+        receives[i].offset = theirs->offset;
+    }
+    ATTUNE__TRY(attune__cuda_enter(e->device));
+    attune__cu_result result = CU_SUCCESS;
+    for (uint32_t r = 0; r < all->threads.size && result == CU_SUCCESS; r++)
+        if (has_peer(sends, send_count, r) || has_peer(receives, receive_count, r))
+            result = e->device->driver.stream_wait(stream, all->ranks[r].loans[turn].lent, 0);
+    attune__cuda_leave(e->device);
+    return attune__cuda_check(e->device, result, "an event of a loan");
+}
+
+/* Whether a rank may still read what this one has lent, unless one aborted. */
+static bool is_borrowed(const struct peer *mine)
+{
+    bool may = false;
+    for (uint32_t r = 0; r < mine->all->threads.size; r++)
+        may = may || mine->all->ranks[r].ended < mine->begun;
+    return may && !mine->all->threads.aborted;
+}
+
+static void wait_for_reads(const attune_cuda_peers *all)
+{
+    for (uint32_t r = 0; r < all->threads.size; r++) {
+        const attune__cuda_device *device = all->ranks[r].messages.device;
+        if (device->driver.context_push(device->context) != CU_SUCCESS)
+            continue;
+        device->driver.event_synchronize(all->ranks[r].read);
+        attune__cuda_leave(all->ranks[r].messages.device);
+    }
+}
+
+static void reclaim(void *user)
+{
+    const struct peer *mine = user;
+    attune_threads *threads = &mine->all->threads;
+    pthread_mutex_lock(&threads->lock);
+    while (is_borrowed(mine))
+        pthread_cond_wait(&threads->moved, &threads->lock);
+    attune_threads_wait_for_readers(threads);
+    pthread_mutex_unlock(&threads->lock);
+    wait_for_reads(mine->all);
+}
+
 static attune_status finish(void *user, attune_queue *queue)
 {
+    if (((struct peer *)user)->reading)
+        return end_reading(user);
     const struct peer *mine = user;
     const attune__cuda_exchange *e = &mine->messages;
     const attune_threads_rank *me = rank_of(mine);
@@ -177,7 +317,10 @@ static attune_status finish(void *user, attune_queue *queue)
 /* Once nobody enqueues copies any more, those that were are waited for: memory of any rank may be freed then. */
 static void abort_all(void *user)
 {
-    const attune_cuda_peers *all = ((const struct peer *)user)->all;
+    struct peer *mine = user;
+    const attune_cuda_peers *all = mine->all;
+    if (mine->reading)
+        (void)end_reading(mine);
     attune_threads_abort(rank_of(user));
     for (uint32_t r = 0; r < all->threads.size; r++) {
         const attune__cuda_exchange *e = &all->ranks[r].messages;
@@ -187,6 +330,7 @@ static void abort_all(void *user)
             e->device->driver.stream_synchronize(stream_of(&all->ranks[r], i));
         attune__cuda_leave(e->device);
     }
+    wait_for_reads(all);
 }
 
 attune_status attune_cuda_peers_transport(attune_cuda_peers *peers, uint32_t rank, attune_transport *transport)
@@ -203,7 +347,9 @@ attune_status attune_cuda_peers_transport(attune_cuda_peers *peers, uint32_t ran
                                     .exchange = exchange,
                                     .finish = finish,
                                     .abort = abort_all,
-                                    .byte_cost = peers->byte_cost};
+                                    .byte_cost = peers->byte_cost,
+                                    .lend = peers->readable ? lend : NULL,
+                                    .reclaim = peers->readable ? reclaim : NULL};
     return ATTUNE_OK;
 }
 
@@ -223,12 +369,13 @@ static attune_status find_cost(attune__cuda_device *a, const attune__cuda_device
 }
 
 /* Lets the devices of two ranks read each other's memory, if they can. */
-static attune_status connect_devices(attune__cuda_device *a, attune__cuda_device *b)
+static attune_status connect_devices(attune__cuda_device *a, attune__cuda_device *b, bool *readable)
 {
     int can = 0;
     if (a->context == b->context || a->device == b->device)
         return ATTUNE_OK;
     attune__cu_result result = a->driver.device_can_access(&can, a->device, b->device);
+    *readable = *readable && can;
     if (result != CU_SUCCESS || !can)
         return attune__cuda_check(a, result, "cuDeviceCanAccessPeer");
     ATTUNE__TRY(attune__cuda_enter(a));
@@ -248,6 +395,10 @@ static attune_status make_streams(struct peer *p)
         if (result == CU_SUCCESS)
             result = driver->event_create(&p->joined[i], CU_EVENT_DISABLE_TIMING);
     }
+    for (int i = 0; i < 2 && result == CU_SUCCESS; i++)
+        result = driver->event_create(&p->loans[i].lent, CU_EVENT_DISABLE_TIMING);
+    if (result == CU_SUCCESS)
+        result = driver->event_create(&p->read, CU_EVENT_DISABLE_TIMING);
     attune__cuda_leave(p->messages.device);
     return attune__cuda_check(p->messages.device, result, "the streams of copies");
 }
@@ -265,6 +416,11 @@ static void destroy_streams(struct peer *p)
         if (p->joined[i])
             driver->event_destroy(p->joined[i]);
     }
+    for (int i = 0; i < 2; i++)
+        if (p->loans[i].lent)
+            driver->event_destroy(p->loans[i].lent);
+    if (p->read)
+        driver->event_destroy(p->read);
     attune__cuda_leave(p->messages.device);
 }
 
@@ -283,6 +439,7 @@ attune_status attune_cuda_peers_create(attune_device *const *devices, uint32_t c
     if (!made)
         return ATTUNE_OUT_OF_HOST_MEMORY;
     made->allocator = allocator;
+    made->readable = true;
     attune_status status = attune_threads_init(&made->threads, count);
     if (status != ATTUNE_OK) {
         attune__free(&allocator, made);
@@ -296,9 +453,9 @@ attune_status attune_cuda_peers_create(attune_device *const *devices, uint32_t c
         for (uint32_t i = 0; i < r && status == ATTUNE_OK; i++) {
             attune__cuda_device *a = attune__cuda_of(devices[r]), *b = attune__cuda_of(devices[i]);
             double cost = 0;
-            status = connect_devices(a, b);
+            status = connect_devices(a, b, &made->readable);
             if (status == ATTUNE_OK)
-                status = connect_devices(b, a);
+                status = connect_devices(b, a, &made->readable);
             if (status == ATTUNE_OK)
                 status = find_cost(a, b, &cost);
             made->byte_cost = cost > made->byte_cost ? cost : made->byte_cost;

@@ -198,6 +198,16 @@ attune_status attune__distributed_exchange(const attune__distributed_call *c, ui
     return status == ATTUNE_OK ? status : exchange_failed(t, "exchange", status, failures);
 }
 
+attune_status attune__distributed_lend(const attune__distributed_call *c, attune_message *messages, uint32_t sends,
+                                       uint32_t receives)
+{
+    const attune_transport *t = &c->d->transport;
+    ATTUNE__TRY(attune__device_check(c->d->device));
+    const uint64_t failures = attune__failures();
+    const attune_status status = t->lend(t->user, messages, sends, messages + sends, receives, c->queue);
+    return status == ATTUNE_OK ? status : exchange_failed(t, "lend", status, failures);
+}
+
 static uint32_t list_keys(const attune__distributed_call *c, const attune__transfer *transfers, size_t count, int part,
                           attune_message *to)
 {
@@ -361,5 +371,15 @@ attune_status attune__distributed_merge(attune__distributed_call *c, const attun
     ATTUNE__TRY(attune__merge_run(c->d->merger, c->queue, &step, count, part, user, &c->value));
     if (c->seconds)
         *c->seconds += seconds;
+    return ATTUNE_OK;
+}
+
+attune_status attune__distributed_copy(attune__distributed_call *c, const attune__copied *parts, uint32_t count)
+{
+    const attune__backend *backend = c->d->device->backend;
+    if (backend->copy_tensors && !c->seconds)
+        return backend->copy_tensors(c->d->merger, c->queue, parts, count, &c->value);
+    for (uint32_t i = 0; i < count; i++)
+        ATTUNE__TRY(attune__distributed_merge(c, &parts[i].to, NULL, 1, attune__distributed_part_at, &parts[i].from));
     return ATTUNE_OK;
 }

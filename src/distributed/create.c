@@ -438,6 +438,13 @@ attune_status attune__distributed_transport(const attune_transport *given, attun
                             !t->gather     ? "gather"
                             : !t->exchange ? "exchange"
                                            : "abort");
+    if (t->lend && (!t->finish || !t->reclaim || t->host_memory))
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "desc.transport->lend is set, %s: devices read each other's memory until finish, and "
+                            "reclaim waits for them",
+                            t->host_memory ? "and host_memory"
+                            : t->finish    ? "but reclaim is NULL"
+                                           : "but finish is NULL");
     if (!(t->byte_cost >= 0 && t->byte_cost <= DBL_MAX))
         return attune__fail(ATTUNE_INVALID_ARGUMENT,
                             "desc.transport->byte_cost is %g, expected the cost of a received byte beside one of the "

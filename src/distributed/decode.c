@@ -1,6 +1,13 @@
 /* SPDX-License-Identifier: MIT */
-/* Decode over keys that are dealt to ranks: queries go to all ranks that have keys, each computes them over its own,
- * and partial results return to the ranks whose queries they are, which merge them. Calls do not allocate. */
+/*
+ * Decode over keys that are dealt to ranks: queries go to all ranks that have keys, each computes them over its own,
+ * and partial results return to the ranks whose queries they are, which merge them. Calls do not allocate.
+ *
+ * With transport.lend nothing is sent: a rank gathers the queries from where other ranks have them, in one launch, and
+ * merges results that it reads from there. Results are then in memory of the object, because other ranks read them
+ * after the call. They are written again after the next step's queries were lent, hence after all reads; the queries
+ * are read before the results are lent, hence before the merge.
+ */
 #include "distributed/ranks.h"
 
 #include <string.h>
@@ -15,7 +22,13 @@ struct attune_decode {
     uint64_t q_at, o_at, lse_row; /* of all queries: q and o, and where their LSE begins after o */
     uint64_t mine_at, mine_size;  /* results of this rank's queries, of each rank; their LSE begins at mine_lse */
     uint64_t mine_lse;
+    attune_buffer *lent; /* o and LSE of all queries, for other ranks to read; NULL = they are sent */
 };
+
+static bool lends(const attune_decode *d)
+{
+    return d->base.transport.lend && d->base.transport.size > 1;
+}
 
 /* The queries of a rank: `blocks` blocks of rows that are adjacent, in q of all queries too. */
 typedef struct share {
@@ -120,6 +133,13 @@ static uint64_t exchanged_bytes(const attune_decode *made)
     return rows * (queries > results ? queries : results);
 }
 
+/* Of o and LSE of all queries. */
+static uint64_t result_bytes(const attune_decode *made)
+{
+    const attune__shape *s = &made->base.shape;
+    return made->lse_row + (uint64_t)(s->batch * s->heads * made->q_len) * attune_dtype_size(attune__shape_real(s));
+}
+
 static void lay_out(attune_decode *made)
 {
     attune_distributed *d = &made->base;
@@ -132,10 +152,12 @@ static void lay_out(attune_decode *made)
     if (size > 1) {
         made->lse_row = attune__round_up64(rows * s->head_dim_v * element, 256);
         made->q_at = attune__distributed_reserve(d, rows * s->head_dim * attune_dtype_size(s->q_dtype));
-        made->o_at = attune__distributed_reserve(d, made->lse_row + rows * element);
-        made->mine_lse = attune__round_up64(mine * s->head_dim_v * element, 256);
-        made->mine_size = made->mine_lse + attune__round_up64(mine * element, 256);
-        made->mine_at = attune__distributed_reserve(d, made->mine_size * size);
+        if (!d->transport.lend) {
+            made->o_at = attune__distributed_reserve(d, result_bytes(made));
+            made->mine_lse = attune__round_up64(mine * s->head_dim_v * element, 256);
+            made->mine_size = made->mine_lse + attune__round_up64(mine * element, 256);
+            made->mine_at = attune__distributed_reserve(d, made->mine_size * size);
+        }
         d->merge_at = attune__distributed_reserve(d, attune__merge_workspace(real, mine, s->head_dim_v, size));
     }
     d->plan_at = attune__distributed_reserve(d, attune_plan_workspace_size(d->plan));
@@ -158,6 +180,9 @@ static attune_status prepare(attune_decode *made, const attune_decode_desc *desc
                             blocks, d->transport.size);
     ATTUNE__TRY(attune__distributed_make_messages(d, blocks * 4 * d->transport.size, exchanged_bytes(made)));
     lay_out(made);
+    if (lends(made))
+        ATTUNE__TRY(attune_buffer_create(d->device, result_bytes(made), &made->lent));
+    attune__hash_add(hash, lends(made));
     attune__hash_add(hash, (uint64_t)made->split);
     attune__hash_add(hash, (uint64_t)made->chunk);
     attune__hash_add(hash, (uint64_t)d->shape.q_len);
@@ -199,6 +224,10 @@ attune_status attune_decode_create(attune_device *device, const attune_decode_de
 
 void attune_decode_destroy(attune_decode *decode)
 {
+    if (decode && decode->lent) {
+        decode->base.transport.reclaim(decode->base.transport.user);
+        attune_buffer_destroy(decode->lent);
+    }
     attune_distributed_destroy((attune_distributed *)decode);
 }
 
@@ -215,35 +244,63 @@ typedef struct call {
     attune_forward_args args;
     int64_t kv_len;
     share own;
-    attune_tensor q, o, lse; /* of this rank */
+    attune_tensor q, o, lse;        /* of this rank */
+    const attune_message *borrowed; /* results of other ranks, with transport.lend */
     double seconds;
 } call;
 
-/* q, o or LSE of all queries, in the workspace. */
-static attune_tensor whole(const call *c, uint64_t at, attune_dtype dtype, uint32_t columns)
+/* q, o or LSE of all queries. */
+static attune_tensor whole(const call *c, attune_buffer *buffer, uint64_t at, attune_dtype dtype, uint32_t columns)
 {
     const attune__shape *s = &c->d->base.shape;
     const attune_tensor like = {.size = {s->batch, s->heads, c->d->q_len, columns}};
-    return attune__workspace_tensor(c->args.workspace, c->args.workspace_offset + at, dtype, &like, columns ? 4 : 3);
+    return attune__workspace_tensor(buffer, at, dtype, &like, columns ? 4 : 3);
 }
 
-static attune_tensor whole_o(const call *c)
+static attune_tensor whole_q(const call *c)
 {
     const attune__shape *s = &c->d->base.shape;
-    return whole(c, c->d->o_at, attune__shape_real(s), s->head_dim_v);
+    return whole(c, c->args.workspace, c->args.workspace_offset + c->d->q_at, s->q_dtype, s->head_dim);
 }
 
-static attune_tensor whole_lse(const call *c)
+/* Where results begin: o, then LSE. */
+typedef struct place {
+    attune_buffer *buffer;
+    uint64_t offset;
+} place;
+
+/* The results of another rank. */
+static place borrowed_from(const call *c, uint32_t rank)
 {
-    return whole(c, c->d->o_at + c->d->lse_row, attune__shape_real(&c->d->base.shape), 0);
+    const attune_message *m = c->borrowed;
+    while (m->peer != rank)
+        m++;
+    return (place){m->buffer, m->offset};
 }
 
-/* The part of a tensor of all queries that is this rank's. */
-static attune_tensor own_part(const call *c, attune_tensor t)
+/* The results of this rank. */
+static place own_results(const call *c)
+{
+    return c->d->lent ? (place){c->d->lent, 0} : (place){c->args.workspace, c->args.workspace_offset + c->d->o_at};
+}
+
+static attune_tensor whole_o(const call *c, place at)
+{
+    const attune__shape *s = &c->d->base.shape;
+    return whole(c, at.buffer, at.offset, attune__shape_real(s), s->head_dim_v);
+}
+
+static attune_tensor whole_lse(const call *c, place at)
+{
+    return whole(c, at.buffer, at.offset + c->d->lse_row, attune__shape_real(&c->d->base.shape), 0);
+}
+
+/* The part of a tensor of all queries that is a rank's. */
+static attune_tensor part_of(const call *c, const share *of, attune_tensor t)
 {
     const uint32_t dimension = c->d->split == ATTUNE_QUERIES_BY_HEAD;
-    t.offset += (uint64_t)(c->own.first * t.stride[dimension]) * attune_dtype_size(t.dtype);
-    t.size[dimension] = c->own.count;
+    t.offset += (uint64_t)(of->first * t.stride[dimension]) * attune_dtype_size(t.dtype);
+    t.size[dimension] = of->count;
     return t;
 }
 
@@ -251,7 +308,7 @@ static attune_tensor own_part(const call *c, attune_tensor t)
 static attune_tensor returned(const call *c, uint32_t rank, bool of_lse)
 {
     const attune__shape *s = &c->d->base.shape;
-    attune_tensor like = of_lse ? whole_lse(c) : whole_o(c);
+    attune_tensor like = of_lse ? whole_lse(c, own_results(c)) : whole_o(c, own_results(c));
     like.size[c->d->split == ATTUNE_QUERIES_BY_HEAD] = c->own.count;
     const uint64_t at = c->d->mine_at + rank * c->d->mine_size + (of_lse ? c->d->mine_lse : 0);
     return attune__workspace_tensor(c->args.workspace, c->args.workspace_offset + at,
@@ -291,7 +348,7 @@ static bool has_keys(const call *c, uint32_t rank)
 static attune_status exchange_queries(const call *c)
 {
     const attune_distributed *d = &c->d->base;
-    const attune_tensor all = whole(c, c->d->q_at, d->shape.q_dtype, d->shape.head_dim);
+    const attune_tensor all = whole_q(c);
     const uint32_t rank = d->transport.rank;
     attune_message *to = d->messages;
     uint32_t sends = 0, receives = 0;
@@ -308,7 +365,7 @@ static attune_status exchange_queries(const call *c)
 static attune_status exchange_results(const call *c)
 {
     const attune_distributed *d = &c->d->base;
-    const attune_tensor o = whole_o(c), lse = whole_lse(c);
+    const attune_tensor o = whole_o(c, own_results(c)), lse = whole_lse(c, own_results(c));
     const uint32_t rank = d->transport.rank;
     attune_message *to = d->messages;
     uint32_t sends = 0, receives = 0;
@@ -325,6 +382,81 @@ static attune_status exchange_results(const call *c)
             receives += list_blocks(c, peer, rank, &their_lse, false, to + receives);
         }
     return attune__distributed_exchange(&c->base, sends, receives);
+}
+
+/* ---------------------------------------------------------------------------------------------------------- lending */
+
+/* One message to a peer: all of a rank's queries, which have no gaps, or all results. */
+static attune_message lending(uint32_t peer, attune_buffer *buffer, uint64_t offset, uint64_t size)
+{
+    return (attune_message){.peer = peer, .buffer = buffer, .offset = offset, .size = size};
+}
+
+static uint64_t query_bytes(const call *c, const share *of)
+{
+    const attune__shape *s = &c->d->base.shape;
+    return (uint64_t)(of->blocks * of->rows) * s->head_dim * attune_dtype_size(s->q_dtype);
+}
+
+/* The queries of a rank, where it has them, and where they are gathered. */
+static attune__copied queries_at(const call *c, const share *of, attune_buffer *buffer, uint64_t offset)
+{
+    const attune_tensor to = part_of(c, of, whole_q(c));
+    return (attune__copied){.from = attune__workspace_tensor(buffer, offset, to.dtype, &to, 4), .to = to};
+}
+
+static attune_status gather_queries(call *c, const attune_message *from, uint32_t count)
+{
+    attune__copied parts[ATTUNE__MERGE_PARTS];
+    uint32_t listed = 0;
+    if (c->own.count)
+        parts[listed++] = queries_at(c, &c->own, c->q.buffer, c->q.offset);
+    for (uint32_t i = 0; i < count; i++) {
+        const share theirs = share_of(c->d, from[i].peer);
+        if (listed == ATTUNE__MERGE_PARTS) {
+            ATTUNE__TRY(attune__distributed_copy(&c->base, parts, listed));
+            listed = 0;
+        }
+        parts[listed++] = queries_at(c, &theirs, from[i].buffer, from[i].offset);
+    }
+    return listed ? attune__distributed_copy(&c->base, parts, listed) : ATTUNE_OK;
+}
+
+static attune_status lend_queries(call *c)
+{
+    const attune_distributed *d = &c->d->base;
+    const uint32_t rank = d->transport.rank;
+    attune_message *to = d->messages;
+    uint32_t sends = 0, receives = 0;
+    for (uint32_t peer = 0; peer < d->transport.size && c->own.rows; peer++)
+        if (peer != rank && has_keys(c, peer))
+            to[sends++] = lending(peer, c->q.buffer, c->q.offset, query_bytes(c, &c->own));
+    for (uint32_t peer = 0; peer < d->transport.size && has_keys(c, rank); peer++) {
+        const share theirs = share_of(c->d, peer);
+        if (peer != rank && theirs.rows)
+            to[sends + receives++] = lending(peer, NULL, 0, query_bytes(c, &theirs));
+    }
+    ATTUNE__TRY(attune__distributed_lend(&c->base, to, sends, receives));
+    if (has_keys(c, rank))
+        ATTUNE__TRY(gather_queries(c, to + sends, receives));
+    return attune__distributed_finish(&c->base);
+}
+
+static attune_status lend_results(call *c)
+{
+    const attune_distributed *d = &c->d->base;
+    const uint32_t rank = d->transport.rank, size = d->transport.size;
+    const uint64_t bytes = result_bytes(c->d);
+    attune_message *to = d->messages;
+    uint32_t sends = 0, receives = 0;
+    for (uint32_t peer = 0; peer < size && has_keys(c, rank); peer++)
+        if (peer != rank && share_of(c->d, peer).rows)
+            to[sends++] = lending(peer, c->d->lent, 0, bytes);
+    for (uint32_t peer = 0; peer < size && c->own.rows; peer++)
+        if (peer != rank && has_keys(c, peer))
+            to[sends + receives++] = lending(peer, NULL, 0, bytes);
+    c->borrowed = to + sends;
+    return attune__distributed_lend(&c->base, to, sends, receives);
 }
 
 /* ----------------------------------------------------------------------------------------------------------- checks */
@@ -400,10 +532,9 @@ static attune__merge_part copied(const void *user, uint32_t index)
 /* Into q of all queries. */
 static attune_status copy_own(call *c)
 {
-    const attune__shape *s = &c->d->base.shape;
     if (!c->own.count)
         return ATTUNE_OK;
-    const attune_tensor to = own_part(c, whole(c, c->d->q_at, s->q_dtype, s->head_dim));
+    const attune_tensor to = part_of(c, &c->own, whole_q(c));
     return attune__distributed_merge(&c->base, &to, NULL, 1, copied, &c->q);
 }
 
@@ -421,13 +552,14 @@ static attune_status compute(call *c)
     a.parameter_count = found.parameter_count;
     a.workspace_offset += d->plan_at;
     if (d->transport.size > 1) {
-        a.q = whole(c, c->d->q_at, d->shape.q_dtype, d->shape.head_dim);
-        a.o = whole(c, c->d->o_at, d->shape.o_dtype, d->shape.head_dim_v);
-        a.lse = whole_lse(c);
+        const place at = own_results(c);
+        a.q = whole_q(c);
+        a.o = whole(c, at.buffer, at.offset, d->shape.o_dtype, d->shape.head_dim_v);
+        a.lse = whole_lse(c, at);
     }
     ATTUNE__TRY(attune__forward_resolve_at(d->plan, &a, NULL, &resolved));
     if (d->transport.size > 1) {
-        resolved.call.o = whole_o(c);
+        resolved.call.o = whole_o(c, own_results(c));
         resolved.call.part = true;
     }
     /* Rank 0 always has keys. */
@@ -443,9 +575,40 @@ static attune_status compute(call *c)
 static attune__merge_part result_at(const void *user, uint32_t rank)
 {
     const call *c = user;
-    if (rank == c->d->base.transport.rank)
-        return (attune__merge_part){.o = own_part(c, whole_o(c)), .lse = own_part(c, whole_lse(c))};
-    return (attune__merge_part){.o = returned(c, rank, false), .lse = returned(c, rank, true)};
+    const bool mine = rank == c->d->base.transport.rank;
+    if (!mine && !c->d->lent)
+        return (attune__merge_part){.o = returned(c, rank, false), .lse = returned(c, rank, true)};
+    const place at = mine ? own_results(c) : borrowed_from(c, rank);
+    return (attune__merge_part){.o = part_of(c, &c->own, whole_o(c, at)), .lse = part_of(c, &c->own, whole_lse(c, at))};
+}
+
+static attune_status merge_results(call *c)
+{
+    uint32_t parts = 0;
+    while (parts < c->d->base.transport.size && has_keys(c, parts))
+        parts++;
+    return c->own.count ? attune__distributed_merge(&c->base, &c->o, &c->lse, parts, result_at, c) : ATTUNE_OK;
+}
+
+static attune_status send_queries(call *c)
+{
+    ATTUNE__TRY(exchange_queries(c));
+    if (has_keys(c, c->d->base.transport.rank))
+        ATTUNE__TRY(copy_own(c));
+    return attune__distributed_finish(&c->base);
+}
+
+/* The results of all ranks, merged where their queries are. */
+static attune_status join_results(call *c)
+{
+    if (c->d->lent) {
+        ATTUNE__TRY(lend_results(c));
+        ATTUNE__TRY(merge_results(c));
+        return attune__distributed_finish(&c->base);
+    }
+    ATTUNE__TRY(exchange_results(c));
+    ATTUNE__TRY(attune__distributed_finish(&c->base));
+    return merge_results(c);
 }
 
 static attune_status run(call *c)
@@ -453,23 +616,12 @@ static attune_status run(call *c)
     const attune_distributed *d = &c->d->base;
     const bool several = d->transport.size > 1;
     ATTUNE__TRY(check(c));
-    if (several) {
-        ATTUNE__TRY(exchange_queries(c));
-        if (has_keys(c, d->transport.rank))
-            ATTUNE__TRY(copy_own(c));
-        ATTUNE__TRY(attune__distributed_finish(&c->base));
-    }
+    if (several)
+        ATTUNE__TRY(c->d->lent ? lend_queries(c) : send_queries(c));
     if (has_keys(c, d->transport.rank))
         ATTUNE__TRY(compute(c));
-    if (several) {
-        uint32_t parts = 0;
-        while (parts < d->transport.size && has_keys(c, parts))
-            parts++;
-        ATTUNE__TRY(exchange_results(c));
-        ATTUNE__TRY(attune__distributed_finish(&c->base));
-        if (c->own.count)
-            ATTUNE__TRY(attune__distributed_merge(&c->base, &c->o, &c->lse, parts, result_at, c));
-    }
+    if (several)
+        ATTUNE__TRY(join_results(c));
     if (c->args.seconds)
         *c->args.seconds = c->seconds;
     return ATTUNE_OK;

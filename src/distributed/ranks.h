@@ -272,6 +272,10 @@ uint32_t attune__distributed_list(const attune_distributed *d, const attune__tra
 /* Exchanges the first messages of d->messages, and the receives after them. */
 attune_status attune__distributed_exchange(const attune__distributed_call *c, uint32_t sends, uint32_t receives);
 attune_status attune__distributed_finish(const attune__distributed_call *c);
+/* Lends the first messages of `messages`, and fills the receives after them with what other ranks lend. Reads of these
+ * are enqueued before attune__distributed_finish. */
+attune_status attune__distributed_lend(const attune__distributed_call *c, attune_message *messages, uint32_t sends,
+                                       uint32_t receives);
 /* Copies the arguments that forward and backward have alike, of a call with `args` and `seconds`. */
 #define ATTUNE__DISTRIBUTED_ARGUMENTS(c)                                                                               \
     do {                                                                                                               \
@@ -305,6 +309,9 @@ attune__merge_part attune__distributed_part_at(const void *user, uint32_t index)
 /* Merges results; lse.buffer NULL = a sum. */
 attune_status attune__distributed_merge(attune__distributed_call *c, const attune_tensor *o, const attune_tensor *lse,
                                         uint32_t count, attune__merge_part_fn part, const void *user);
+
+/* Copies tensors, at most ATTUNE__MERGE_PARTS, in one launch where the device can. */
+attune_status attune__distributed_copy(attune__distributed_call *c, const attune__copied *parts, uint32_t count);
 
 /* Gradients of captures and sinks where this rank's launches write them: those of the call on one rank. */
 typedef struct attune__shared_gradients {

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <attune/cuda.h>
 #include <attune/cuda_ranks.h>
 
 #include "cuda/fake.h"
@@ -381,14 +382,142 @@ Test(cuda_ranks, peers)
     attune_device *const mixed[2] = {s.device, cpu};
     cr_expect_eq(attune_cuda_peers_create(mixed, 2, &peers), ATTUNE_INVALID_ARGUMENT);
     attune_device_destroy(cpu);
-    /* Each call of the driver fails once, and nothing is left: 13 calls of each rank, the 5th and the last of which
+    /* Each call of the driver fails once, and nothing is left: 16 calls of each rank, the 5th and the last of which
      * leave the context. */
-    for (int at = 1; at <= 26; at++) {
+    for (int at = 1; at <= 32; at++) {
         driver->fail_at = driver->calls + at;
         driver->fail_with = 2;
         cr_expect_eq(attune_cuda_peers_create(devices, 2, &peers),
-                     at % 13 == 5 || at % 13 == 0 ? ATTUNE_OK : ATTUNE_OUT_OF_DEVICE_MEMORY, "call %d", at);
+                     at % 16 == 5 || at % 16 == 0 ? ATTUNE_OK : ATTUNE_OUT_OF_DEVICE_MEMORY, "call %d", at);
         driver->fail_at = 0;
+        attune_cuda_peers_destroy(peers);
+    }
+    scene_close(&s);
+}
+
+/* ---------------------------------------------------------------------------------------------------------- lending */
+
+/* A rank that lends an eighth of a buffer in each round and borrows the other's. */
+typedef struct borrower {
+    scene *s;
+    attune_transport t;
+    uint32_t rounds;
+    uint64_t size;       /* of what it borrows */
+    uint32_t stops_at;   /* the round in which it fails instead of lending; none if not below rounds */
+    bool stops_reading;  /* it fails between lend and finish of that round */
+    attune_queue *other; /* of every second round; NULL = the device's */
+    attune_status status;
+    bool right; /* it was given the other's memory each time */
+} borrower;
+
+static void *run_borrower(void *user)
+{
+    borrower *b = user;
+    b->right = true;
+    b->status = ATTUNE_OK;
+    for (uint32_t i = 0; i < b->rounds && b->status == ATTUNE_OK; i++) {
+        attune_queue *queue = i % 2 && b->other ? b->other : attune_device_queue(b->s->device);
+        const attune_message send = {
+            .peer = 1 - b->t.rank, .buffer = b->s->from, .offset = 16 * i + 8 * b->t.rank, .size = 8};
+        attune_message receive = {.peer = 1 - b->t.rank, .size = b->size};
+        const bool stops = i == b->stops_at;
+        b->status = stops && !b->stops_reading ? ATTUNE_IO : b->t.lend(b->t.user, &send, 1, &receive, 1, queue);
+        if (b->status == ATTUNE_OK) {
+            b->right = b->right && receive.buffer == b->s->from && receive.offset == 16 * i + 8 * (1 - b->t.rank);
+            b->status = stops ? ATTUNE_IO : b->t.finish(b->t.user, queue);
+        }
+    }
+    if (b->status != ATTUNE_OK)
+        b->t.abort(b->t.user);
+    b->t.reclaim(b->t.user);
+    return NULL;
+}
+
+static void run_borrowers(scene *s, borrower both[2])
+{
+    attune_device *const devices[2] = {s->device, s->device};
+    attune_cuda_peers *peers;
+    pthread_t threads[2];
+    cr_assert_eq(attune_cuda_peers_create(devices, 2, &peers), ATTUNE_OK, "%s", attune_last_error());
+    for (uint32_t r = 0; r < 2; r++) {
+        both[r].s = s;
+        cr_assert_eq(attune_cuda_peers_transport(peers, r, &both[r].t), ATTUNE_OK);
+        cr_assert(both[r].t.lend && both[r].t.reclaim);
+    }
+    for (uint32_t r = 0; r < 2; r++)
+        cr_assert_eq(pthread_create(&threads[r], NULL, run_borrower, &both[r]), 0);
+    for (uint32_t r = 0; r < 2; r++)
+        pthread_join(threads[r], NULL);
+    attune_cuda_peers_destroy(peers);
+}
+
+static borrower rounds_of(uint32_t rounds)
+{
+    return (borrower){.rounds = rounds, .size = 8, .stops_at = UINT32_MAX};
+}
+
+Test(cuda_ranks, lend, .timeout = 60)
+{
+    scene s = {0};
+    scene_open(&s);
+    int stream; /* those of the fake driver are all alike */
+    attune_queue *second;
+    cr_assert_eq(attune_cuda_queue_wrap(s.device, &stream, &second), ATTUNE_OK, "%s", attune_last_error());
+    /* In each round two events, and a wait for the other's; at the end reads of both ranks are waited for. */
+    borrower both[2] = {rounds_of(5), rounds_of(5)};
+    int before = driver->calls;
+    run_borrowers(&s, both);
+    for (int r = 0; r < 2; r++)
+        cr_expect(both[r].status == ATTUNE_OK && both[r].right);
+    cr_expect_eq(count_of(before, "cuEventRecord"), 2 * 5 * 2);
+    cr_expect_eq(count_of(before, "cuStreamWaitEvent"), 2 * 5);
+    cr_expect_eq(count_of(before, "cuEventSynchronize"), 2 * 2);
+    cr_expect_eq(count_of(before, "cuMemcpyDtoDAsync"), 0);
+    /* A queue that changes waits for what the other one read. */
+    both[0] = both[1] = rounds_of(4);
+    both[0].other = second;
+    before = driver->calls;
+    run_borrowers(&s, both);
+    cr_expect(both[0].status == ATTUNE_OK && both[1].status == ATTUNE_OK);
+    cr_expect_eq(count_of(before, "cuStreamWaitEvent"), 2 * 4 + 3, "%d waits", count_of(before, "cuStreamWaitEvent"));
+    /* A rank fails before it lends, while it reads, or borrows what the other does not lend. */
+    for (uint32_t i = 0; i < 6; i++) {
+        both[0] = both[1] = rounds_of(4);
+        both[i % 2].stops_at = i / 2 < 2 ? 2 : UINT32_MAX;
+        both[i % 2].stops_reading = i / 2 == 1;
+        both[i % 2].size = i / 2 == 2 ? 16 : 8;
+        run_borrowers(&s, both);
+        cr_expect_eq(both[i % 2].status, i / 2 == 2 ? ATTUNE_INTERNAL : ATTUNE_IO, "fault %u: %d", i,
+                     both[i % 2].status);
+        cr_expect_eq(both[1 - i % 2].status, ATTUNE_UNAVAILABLE, "fault %u: %d", i, both[1 - i % 2].status);
+    }
+    attune_cuda_queue_destroy(second);
+    scene_close(&s);
+}
+
+/* Each call of the driver fails once in a rank that lends to nobody. */
+Test(cuda_ranks, lend_failures)
+{
+    scene s = {0};
+    attune_cuda_peers *peers;
+    attune_transport t;
+    scene_open(&s);
+    attune_queue *queue = attune_device_queue(s.device);
+    for (int at = 1; at <= 8; at++) {
+        cr_assert_eq(attune_cuda_peers_create(&s.device, 1, &peers), ATTUNE_OK);
+        cr_assert_eq(attune_cuda_peers_transport(peers, 0, &t), ATTUNE_OK);
+        driver->fail_at = driver->calls + at;
+        driver->fail_with = 2;
+        attune_status status = t.lend(t.user, NULL, 0, NULL, 0, queue);
+        if (status == ATTUNE_OK)
+            status = t.finish(t.user, queue);
+        driver->fail_at = 0;
+        /* Of 8 calls the 3rd, the 5th and the last leave the context. */
+        cr_expect_eq(status, at == 3 || at == 5 || at == 8 ? ATTUNE_OK : ATTUNE_OUT_OF_DEVICE_MEMORY, "call %d", at);
+        cr_expect_eq(driver->depth, 0, "call %d", at);
+        if (status != ATTUNE_OK)
+            t.abort(t.user);
+        t.reclaim(t.user);
         attune_cuda_peers_destroy(peers);
     }
     scene_close(&s);

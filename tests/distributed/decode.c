@@ -12,6 +12,7 @@ typedef struct decoding {
     attune_query_split split;
     int64_t chunk;
     uint32_t other_o; /* the rank whose o has another type */
+    bool lends;       /* ranks of the CPU read each other's memory */
 } decoding;
 
 /* Contiguous; nothing if a size is 0. */
@@ -163,6 +164,7 @@ static void run_case(decoding *d, const attention_case *given, attune_dtype dtyp
     d->split = number / 2 % 2 ? ATTUNE_QUERIES_BY_HEAD : ATTUNE_QUERIES_BY_SEQUENCE;
     cr_assert(case_instantiate(s->instance, &c, dtype, test_seed() + number, &a, &why), "%s", why.message);
     sharing_begin(s, &a, number);
+    s->group.lends = d->lends;
     connection *between = carriers_connect(s, by);
     rank_group_run(&s->group, run_rank, d);
     carriers_disconnect(between);
@@ -203,12 +205,28 @@ Test(distributed_decode, cases)
     sharing_close(&d.s);
 }
 
+/* Queries and results are read where they are. */
+Test(distributed_decode, lends)
+{
+    static const attune_dtype dtypes[] = {ATTUNE_F32, ATTUNE_BF16, ATTUNE_F64, ATTUNE_F16};
+    static const uint32_t ranks[] = {2, 3, 11, 4, 7, 1};
+    static decoding d = {.other_o = MOST_RANKS, .lends = true};
+    sharing_open(&d.s);
+    for (uint64_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (uint64_t n = 0; n < 6; n++)
+            run_case(&d, &cases[i], dtypes[(i + n) % 4], ranks[n], n + 7 * i, 3, THROUGH_HOST);
+    sharing_close(&d.s);
+}
+
 /* 250 calls. */
 Test(distributed_decode, repeats)
 {
     static decoding d = {.other_o = MOST_RANKS};
     sharing_open(&d.s);
-    run_case(&d, &cases[2], ATTUNE_BF16, 4, 9, (uint32_t)scaled(250), THROUGH_HOST);
+    for (int lends = 0; lends < 2; lends++) {
+        d.lends = lends;
+        run_case(&d, &cases[2], ATTUNE_BF16, 4, 9, (uint32_t)scaled(250), THROUGH_HOST);
+    }
     sharing_close(&d.s);
 }
 
@@ -301,8 +319,10 @@ Test(distributed_decode, a_rank_fails, .timeout = 60)
     s->ranks = 4;
     s->calls = 2;
     cr_assert(case_instantiate(s->instance, &c, ATTUNE_F32, 1, &a, &why), "%s", why.message);
-    for (int i = 0; i < COUNT; i++) {
+    for (int n = 0; n < 2 * COUNT; n++) {
+        const int i = n % COUNT;
         sharing_begin(s, &a, 3);
+        s->group.lends = n >= COUNT;
         s->group.fault = faults[i];
         s->bad_call = i == COUNT - 3 ? 1 : MOST_RANKS;
         s->other_problem = i == COUNT - 2 ? 2 : MOST_RANKS;
@@ -318,12 +338,14 @@ Test(distributed_decode, a_rank_fails, .timeout = 60)
     }
     case_release(&a);
     sharing_close(s);
-    /* A device that is lost while queries are sent, or results. */
-    for (int after = 0; after < 2; after++) {
+    /* A device that is lost while queries are sent or lent, or results. */
+    for (int n = 0; n < 4; n++) {
+        const int after = n % 2;
         sharing_open_devices(s, (const char *const[]){"cpu", "cpu", "cpu", "cpu"}, 4);
         cr_assert(case_instantiate(s->instance, &c, ATTUNE_F32, 1, &a, &why), "%s", why.message);
         d.other_o = MOST_RANKS;
         sharing_begin(s, &a, 3);
+        s->group.lends = n >= 2;
         s->group.fault =
             (rank_fault){.exchange = true, .rank = 1, .after = after, .lose = sharing_lose, .device = s->devices[1]};
         rank_group_run(&s->group, run_rank, &d);

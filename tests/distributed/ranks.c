@@ -87,16 +87,95 @@ static attune_status begin_and_complete(void *user, const attune_message *sends,
     return status == ATTUNE_OK ? complete(user, queue) : status;
 }
 
+/* ---------------------------------------------------------------------------------------------------------- lending */
+
+/* As attune_cuda_peers, of ranks whose calls are done when they return. */
+static attune_status lend_memory(struct rank_end *end, const attune_message *sends, uint32_t send_count,
+                                 attune_message *receives, uint32_t receive_count)
+{
+    rank_group *group = end->group;
+    pthread_mutex_lock(&group->threads.lock);
+    const uint64_t turn = end->begun++ % 2;
+    pthread_mutex_unlock(&group->threads.lock);
+    end->own[turn] = send_count ? sends[0] : (attune_message){.size = 0};
+    attune_status status = attune_threads_meet(&group->threads);
+    if (status != ATTUNE_OK || !attune_threads_enter(&group->threads))
+        return ATTUNE_UNAVAILABLE;
+    end->reading = true;
+    for (uint32_t i = 0; i < receive_count; i++) {
+        const attune_message *theirs = &group->ends[receives[i].peer].own[turn];
+        if (theirs->size != receives[i].size)
+            return ATTUNE_INTERNAL;
+        receives[i].buffer = theirs->buffer;
+        receives[i].offset = theirs->offset;
+    }
+    return ATTUNE_OK;
+}
+
+static void end_reading(struct rank_end *end)
+{
+    attune_threads *threads = &end->group->threads;
+    end->reading = false;
+    pthread_mutex_lock(&threads->lock);
+    end->ended++;
+    pthread_mutex_unlock(&threads->lock);
+    attune_threads_leave(threads);
+}
+
+static attune_status lend(void *user, const attune_message *sends, uint32_t send_count, attune_message *receives,
+                          uint32_t receive_count, attune_queue *queue)
+{
+    struct rank_end *end = user;
+    if (fails(end, end->group->fault.exchange))
+        return ATTUNE_IO;
+    end_computing(end->group);
+    const attune_status status =
+        end->group->lends ? lend_memory(end, sends, send_count, receives, receive_count)
+                          : end->shared.lend(end->shared.user, sends, send_count, receives, receive_count, queue);
+    end->reading = status == ATTUNE_OK || end->reading;
+    begin_computing(end->group);
+    return status;
+}
+
+static void reclaim(void *user)
+{
+    struct rank_end *end = user;
+    rank_group *group = end->group;
+    attune_threads *threads = &group->threads;
+    end_computing(group);
+    if (!group->lends) {
+        end->shared.reclaim(end->shared.user);
+    } else {
+        pthread_mutex_lock(&threads->lock);
+        for (uint32_t r = 0; r < group->size; r++)
+            while (group->ends[r].ended < end->begun && !threads->aborted)
+                pthread_cond_wait(&threads->moved, &threads->lock);
+        attune_threads_wait_for_readers(threads);
+        pthread_mutex_unlock(&threads->lock);
+    }
+    begin_computing(group);
+}
+
 static attune_status finish(void *user, attune_queue *queue)
 {
     struct rank_end *end = user;
-    return fails(end, end->group->fault.finish) ? ATTUNE_IO : complete(end, queue);
+    const bool reading = end->reading;
+    if (fails(end, end->group->fault.finish))
+        return ATTUNE_IO;
+    if (reading && end->group->lends) {
+        end_reading(end);
+        return ATTUNE_OK;
+    }
+    end->reading = false;
+    return reading || end->late ? complete(end, queue) : ATTUNE_OK;
 }
 
 static void abort_all(void *user)
 {
     struct rank_end *end = user;
     end_computing(end->group);
+    if (end->reading && end->group->lends)
+        end_reading(end);
     end->shared.abort(end->shared.user);
     begin_computing(end->group);
 }
@@ -107,8 +186,14 @@ attune_transport rank_transport(rank_group *group, uint32_t rank, bool late)
     transport.user = &group->ends[rank];
     transport.gather = gather;
     transport.exchange = late ? begin : begin_and_complete;
-    transport.finish = late ? finish : NULL;
     transport.abort = abort_all;
+    group->ends[rank].late = late;
+    const bool lends = group->lends || transport.lend;
+    if (group->lends)
+        transport.host_memory = false;
+    transport.lend = lends ? lend : NULL;
+    transport.reclaim = lends ? reclaim : NULL;
+    transport.finish = late || lends ? finish : NULL;
     return transport;
 }
 

@@ -23,11 +23,15 @@ typedef struct rank_group {
     uint32_t size;
     rank_fault fault;
     bool one_at_a_time; /* one rank at a time computes: the others wait, or have met */
+    bool lends;         /* ranks of the CPU, which read each other's memory */
     pthread_mutex_t compute;
     struct rank_end {
         struct rank_group *group;
         attune_transport shared; /* of attune/threads.h */
         int calls;
+        bool late, reading;    /* reading: between lend and finish */
+        attune_message own[2]; /* lent in turn */
+        uint64_t begun, ended; /* loans; with the threads' lock */
     } ends[MOST_RANKS];
 } rank_group;
 
