@@ -198,6 +198,7 @@ const attune__backend attune__cpu_backend = {
     .append = attune__cpu_append,
     .backward = attune__cpu_backward,
     .merger_create = attune__cpu_merger_create,
+    .fewer_heads = true,
     .merger_destroy = attune__cpu_merger_destroy,
     .merge = attune__cpu_merge,
     .merge_backward = attune__cpu_merge_backward,

@@ -257,6 +257,7 @@ const attune__backend attune__cuda_backend = {
     .merge = attune__cuda_merge,
     .merge_backward = attune__cuda_merge_backward,
     .copy_tensors = attune__cuda_copy_tensors,
+    .fewer_heads = true,
     .queue_wrap = attune__cuda_queue_wrap,
     .queue_destroy = attune__cuda_queue_destroy,
     .copy = attune__cuda_copy,

@@ -124,15 +124,16 @@ void *attune__distributed_memory(const attune_buffer *buffer, uint64_t offset)
 }
 
 /* Adds the messages of one transfer of k or v. */
-static uint32_t add_messages(const attune_distributed *d, const attune__transfer *transfer, const attune_tensor *t,
-                             attune_message *to)
+static uint32_t add_messages(const attune__distributed_call *c, const attune__transfer *transfer,
+                             const attune_tensor *t, attune_message *to)
 {
+    const attune_distributed *d = c->d;
     const uint64_t element = attune_dtype_size(t->dtype);
     const int64_t row = attune__transfer_row(d, (uint32_t)t->size[3]);
-    const int64_t heads = d->token_major ? 1 : t->size[1];
+    const int64_t first = d->token_major ? 0 : c->kv_head, heads = d->token_major ? 1 : c->kv_heads;
     uint32_t count = 0;
     for (int64_t b = 0; b < t->size[0]; b++)
-        for (int64_t h = 0; h < heads; h++) {
+        for (int64_t h = first; h < first + heads; h++) {
             const int64_t at = b * t->stride[0] + h * t->stride[1] + transfer->start * row;
             attune_message *m = &to[count++];
             *m = (attune_message){.peer = transfer->peer,
@@ -144,7 +145,7 @@ static uint32_t add_messages(const attune_distributed *d, const attune__transfer
     return count;
 }
 
-uint32_t attune__distributed_list(const attune_distributed *d, const attune__transfer *transfers, size_t count,
+uint32_t attune__distributed_list(const attune__distributed_call *c, const attune__transfer *transfers, size_t count,
                                   size_t *next, uint32_t peer, const attune_tensor *k, const attune_tensor *v,
                                   attune_message *to)
 {
@@ -153,9 +154,9 @@ uint32_t attune__distributed_list(const attune_distributed *d, const attune__tra
     while (*next < count && transfers[*next].peer == peer)
         ++*next;
     for (size_t i = first; i < *next; i++)
-        listed += add_messages(d, &transfers[i], k, to + listed);
+        listed += add_messages(c, &transfers[i], k, to + listed);
     for (size_t i = first; i < *next; i++)
-        listed += add_messages(d, &transfers[i], v, to + listed);
+        listed += add_messages(c, &transfers[i], v, to + listed);
     return listed;
 }
 
@@ -213,14 +214,17 @@ static uint32_t list_keys(const attune__distributed_call *c, const attune__trans
 {
     uint32_t listed = 0;
     for (size_t next = 0; next < count;)
-        listed += attune__distributed_list(c->d, transfers, count, &next, transfers[next].peer, &c->k[part],
-                                           &c->v[part], to + listed);
+        listed += attune__distributed_list(c, transfers, count, &next, transfers[next].peer, &c->k[part], &c->v[part],
+                                           to + listed);
     return listed;
 }
 
-static attune_status exchange_keys(const attune__distributed_call *c)
+/* Of some heads. */
+static attune_status exchange_keys(attune__distributed_call *c, int64_t first, int64_t heads)
 {
     const attune_distributed *d = c->d;
+    c->kv_head = first;
+    c->kv_heads = heads;
     const uint32_t sends = list_keys(c, d->sends, d->send_count, ATTUNE__OWN, d->messages);
     const uint32_t receives = list_keys(c, d->receives, d->receive_count, ATTUNE__OTHERS, d->messages + sends);
     return attune__distributed_exchange(c, sends, receives);
@@ -244,25 +248,60 @@ attune__merge_part attune__distributed_part_at(const void *user, uint32_t index)
     return (attune__merge_part){.o = parts[index]};
 }
 
-/* Copies the own keys to their places among all keys: each the sum of one tensor. */
+/* Copies the own keys to their places among all keys. */
 static attune_status copy_own(attune__distributed_call *c)
 {
+    attune__copied parts[ATTUNE__MERGE_PARTS];
+    uint32_t listed = 0;
     for (size_t i = 0; i < c->d->own_copy_count; i++) {
         const attune__own_copy *copy = &c->d->own_copies[i];
-        const attune_tensor k = attune__distributed_slice(&c->k[ATTUNE__OWN], copy->start, copy->count),
-                            v = attune__distributed_slice(&c->v[ATTUNE__OWN], copy->start, copy->count),
-                            to_k = attune__distributed_slice(&c->k[ATTUNE__OTHERS], copy->at, copy->count),
-                            to_v = attune__distributed_slice(&c->v[ATTUNE__OTHERS], copy->at, copy->count);
-        ATTUNE__TRY(attune__distributed_merge(c, &to_k, NULL, 1, attune__distributed_part_at, &k));
-        ATTUNE__TRY(attune__distributed_merge(c, &to_v, NULL, 1, attune__distributed_part_at, &v));
+        for (int of_v = 0; of_v < 2; of_v++) {
+            const attune_tensor *tensors = of_v ? c->v : c->k;
+            parts[listed++] =
+                (attune__copied){.from = attune__distributed_slice(&tensors[ATTUNE__OWN], copy->start, copy->count),
+                                 .to = attune__distributed_slice(&tensors[ATTUNE__OTHERS], copy->at, copy->count)};
+        }
+        if (listed == ATTUNE__MERGE_PARTS || i + 1 == c->d->own_copy_count) {
+            ATTUNE__TRY(attune__distributed_copy(c, parts, listed));
+            listed = 0;
+        }
     }
     return ATTUNE_OK;
+}
+
+/* Some heads of k and v are sent first, and computed while the others arrive. On a rank whose own keys have a launch of
+ * their own, all arrive before it. */
+static attune_status compute_in_turn(attune__distributed_call *c, attune__distributed_compute_fn compute)
+{
+    const attune_distributed *d = c->d;
+    const int64_t heads = d->shape.kv_heads, first = d->first_heads;
+    const bool one_launch = d->own_copy_count > 0;
+    ATTUNE__TRY(exchange_keys(c, 0, first));
+    ATTUNE__TRY(copy_own(c));
+    ATTUNE__TRY(attune__distributed_finish(c));
+    ATTUNE__TRY(exchange_keys(c, first, heads - first));
+    for (int part = 0; part < ATTUNE__DISTRIBUTED_PARTS; part++) {
+        c->kv_head = 0;
+        c->kv_heads = one_launch ? first : heads;
+        if (part == ATTUNE__OTHERS && !one_launch)
+            ATTUNE__TRY(attune__distributed_finish(c));
+        if (d->parts[part].keys)
+            ATTUNE__TRY(compute(c, part));
+    }
+    if (!one_launch)
+        return ATTUNE_OK;
+    ATTUNE__TRY(attune__distributed_finish(c));
+    c->kv_head = first;
+    c->kv_heads = heads - first;
+    return compute(c, ATTUNE__OTHERS);
 }
 
 attune_status attune__distributed_compute(attune__distributed_call *c, attune__distributed_compute_fn compute)
 {
     const attune_distributed *d = c->d;
-    ATTUNE__TRY(exchange_keys(c));
+    if (d->first_heads)
+        return compute_in_turn(c, compute);
+    ATTUNE__TRY(exchange_keys(c, 0, d->shape.kv_heads));
     ATTUNE__TRY(copy_own(c));
     if (d->parts[ATTUNE__OWN].keys)
         ATTUNE__TRY(compute(c, ATTUNE__OWN));

@@ -218,6 +218,43 @@ static attune_status make_plan(attune_distributed *d, const attune_problem *prob
     return status;
 }
 
+/* ------------------------------------------------------------------------------------------------------------ heads */
+
+/* Of a rank that agrees to any number of first heads. */
+#define ANY_HEADS INT64_MAX
+
+/* Whether the calls of a part can be of some heads: nothing in them depends on which they are. */
+static bool has_equal_heads(const attune_distributed *d)
+{
+    const uint16_t heads = 1u << ATTUNE__VAR_H | 1u << ATTUNE__VAR_H_KV;
+    bool equal = !d->plan->score || !(d->plan->score->uses & heads);
+    for (int i = 0; i < ATTUNE__DISTRIBUTED_PARTS; i++) {
+        const attune_mask *mask = d->parts[i].mask;
+        equal = equal && (!mask || (mask->stored_heads == 1 && !(mask->uses & heads)));
+    }
+    return equal;
+}
+
+/* How many KV heads this rank would compute while the others arrive: a quarter, where the rest of the messages takes
+ * longer than some launches; 0 = none. Few leave little to wait for, but a launch's last tiles leave the device idle.
+ */
+static int64_t choose_first_heads(const attune_distributed *d)
+{
+    const attune__shape *s = &d->shape;
+    const attune_transport *t = &d->transport;
+    if (s->direction != ATTUNE_FORWARD || d->token_major || s->kv_heads < 2 || s->sinks || t->size < 2 ||
+        t->byte_cost == 0 || t->host_memory || !d->device->backend->fewer_heads || attune__distributed_split(d))
+        return 0;
+    if (!d->own_copy_count)
+        return ANY_HEADS;
+    const int64_t first = s->kv_heads / 4 ? s->kv_heads / 4 : 1;
+    double bytes = 0;
+    for (size_t i = 0; i < d->receive_count; i++)
+        bytes += (double)(s->kv_batch * (s->kv_heads - first) * d->receives[i].count) *
+                 (double)(s->head_dim * attune_dtype_size(s->k_dtype) + s->head_dim_v * attune_dtype_size(s->v_dtype));
+    return has_equal_heads(d) && bytes * t->byte_cost > 8 * LAUNCH_COST ? first : 0;
+}
+
 /* --------------------------------------------------------------------------------------------------------- messages */
 
 /* The first of a run of others among the keys of their part. */
@@ -365,6 +402,7 @@ static void lay_out(attune_distributed *d)
 typedef struct agreement {
     uint64_t hash[2];
     uint64_t status; /* attune_status of the preparation */
+    int64_t first_heads;
 } agreement;
 
 void attune__distributed_hash(const attune_distributed *d, const attune_expr *score, attune__hash *hash)
@@ -399,7 +437,7 @@ attune_status attune__distributed_agree(attune_distributed *d, attune__hash hash
     const attune_transport *t = &d->transport;
     const attune_allocator *allocator = &d->device->host.allocator;
     agreement *all = attune__alloc(allocator, t->size, sizeof *all);
-    const agreement mine = {{hash.lane[0], hash.lane[1]}, (uint64_t)status};
+    const agreement mine = {{hash.lane[0], hash.lane[1]}, (uint64_t)status, d->first_heads};
     if (!all) {
         t->abort(t->user);
         return ATTUNE_OUT_OF_HOST_MEMORY;
@@ -420,6 +458,10 @@ attune_status attune__distributed_agree(attune_distributed *d, attune__hash hash
                                   "rank %u has another partition or problem than rank 0 (hash %016llx, not %016llx): "
                                   "make both of the same mask, descriptions and version of attune",
                                   r, (unsigned long long)all[r].hash[0], (unsigned long long)all[0].hash[0]);
+    for (uint32_t r = 0; status == ATTUNE_OK && r < t->size; r++)
+        d->first_heads = all[r].first_heads < d->first_heads ? all[r].first_heads : d->first_heads;
+    if (d->first_heads == ANY_HEADS)
+        d->first_heads = 0;
     attune__free(allocator, all);
     return status;
 }
@@ -511,6 +553,7 @@ static attune_status prepare(attune_distributed *d, const attune_distributed_des
         ATTUNE__TRY(attune__merger_make(d->device, &d->merger));
     ATTUNE__TRY(make_messages(d));
     lay_out(d);
+    d->first_heads = choose_first_heads(d);
     attune_partition_hash(desc->partition, partition);
     attune__hash_add(hash, partition[0]);
     attune__hash_add(hash, partition[1]);

@@ -158,6 +158,7 @@ struct attune_distributed {
     size_t send_count, receive_count;
     attune__own_copy *own_copies; /* none: each part has its own launch */
     size_t own_copy_count;
+    int64_t first_heads;      /* KV heads whose keys are sent, and computed, before the others; 0 = all at once */
     attune_message *messages; /* of one exchange */
     char *staging; /* the bytes of its messages in host memory; NULL if they are not copied, and have no `copies` */
     attune__copy *copies;
@@ -241,6 +242,7 @@ typedef struct attune__distributed_call {
     const attune_parameter *parameters;
     uint32_t parameter_count;
     attune_tensor k[ATTUNE__DISTRIBUTED_PARTS], v[ATTUNE__DISTRIBUTED_PARTS];
+    int64_t kv_head, kv_heads; /* that are sent or computed */
     uint64_t value;
     double *seconds; /* NULL = not measured */
 } attune__distributed_call;
@@ -265,8 +267,9 @@ attune_tensor attune__distributed_slice(const attune_tensor *t, int64_t start, i
 
 /* The address of a message's bytes; NULL if they are not in host memory. */
 void *attune__distributed_memory(const attune_buffer *buffer, uint64_t offset);
-/* Lists the messages of the transfers of a peer, the next of which is *next: k, then v. Returns their number. */
-uint32_t attune__distributed_list(const attune_distributed *d, const attune__transfer *transfers, size_t count,
+/* Lists the messages of the transfers of a peer, the next of which is *next: k, then v, of the call's heads. Returns
+ * their number. */
+uint32_t attune__distributed_list(const attune__distributed_call *c, const attune__transfer *transfers, size_t count,
                                   size_t *next, uint32_t peer, const attune_tensor *k, const attune_tensor *v,
                                   attune_message *to);
 /* Exchanges the first messages of d->messages, and the receives after them. */
@@ -290,7 +293,7 @@ attune_status attune__distributed_lend(const attune__distributed_call *c, attune
 
 /* Computes the keys of a part: the first that is computed has the sinks. */
 typedef attune_status (*attune__distributed_compute_fn)(attune__distributed_call *c, int part);
-/* Sends keys, computes the own ones meanwhile, and then those of others. */
+/* Sends keys, computes the own ones meanwhile, and then those of others; or some heads while those of others arrive. */
 attune_status attune__distributed_compute(attune__distributed_call *c, attune__distributed_compute_fn compute);
 
 /* The symbols of the score expression: the engine's and those of attune__expr_gather. */

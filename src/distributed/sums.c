@@ -386,13 +386,13 @@ attune_status attune__distributed_return(const attune__distributed_call *c)
     size_t next = 0;
     for (uint32_t peer = 0; peer < d->transport.size; peer++) {
         sends +=
-            attune__distributed_list(d, d->receives, d->receive_count, &next, peer, &others[0], &others[1], to + sends);
+            attune__distributed_list(c, d->receives, d->receive_count, &next, peer, &others[0], &others[1], to + sends);
         sends += list_slices(c, peer, PEERS, to + sends);
     }
     to += sends;
     next = 0;
     for (uint32_t peer = 0; peer < d->transport.size; peer++) {
-        receives += attune__distributed_list(d, d->returns, d->send_count, &next, peer, &returned[0], &returned[1],
+        receives += attune__distributed_list(c, d->returns, d->send_count, &next, peer, &returned[0], &returned[1],
                                              to + receives);
         receives += list_slices(c, peer, RECEIVED, to + receives);
     }

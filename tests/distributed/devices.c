@@ -137,8 +137,11 @@ static void run_pair(carrier by)
         run_row(&s, &r, i, (uint32_t)scaled(10), by);
     }
     run_row(&s, &(row){&long_causal, ATTUNE_BF16, 2}, 5, (uint32_t)scaled(50), by);
+    /* Two launches; one; and one of each head (sharing_begin). */
     run_row(&s, &(row){&long_documents, ATTUNE_BF16, 2}, 5, (uint32_t)scaled(10), by);
-    run_row(&s, &(row){&long_documents, ATTUNE_F16, 2}, 8, (uint32_t)scaled(10), by);
+    run_row(&s, &(row){&long_documents, ATTUNE_F16, 2}, 2, (uint32_t)scaled(10), by);
+    run_row(&s, &(row){&long_documents, ATTUNE_BF16, 2}, 11, (uint32_t)scaled(10), by);
+    run_row(&s, &(row){&long_documents, ATTUNE_F16, 2}, 62, (uint32_t)scaled(10), by);
     sharing_close(&s);
 }
 
@@ -203,8 +206,8 @@ Test(distributed_devices, model_head_dims, .timeout = 3000)
 static const attention_case model_documents = {.name = "documents",
                                                .batch = 1,
                                                .kv_batch = 1,
-                                               .heads = 2,
-                                               .kv_heads = 1,
+                                               .heads = 4,
+                                               .kv_heads = 2,
                                                .q_len = 300,
                                                .kv_len = 300,
                                                .head_dim = 64,
@@ -219,6 +222,9 @@ Test(distributed_devices, model_documents, .timeout = 3000)
     sharing_open_devices(&s, BACKENDS("cuda", "cuda"));
     for (uint64_t i = 0; i < 2; i++)
         run_row(&s, &(row){&model_documents, ATTUNE_BF16, 2}, 3 * i + 5, 2, THROUGH_HOST);
+#if ATTUNE_HAVE_CUDA
+    run_row(&s, &(row){&model_documents, ATTUNE_BF16, 2}, 11, 2, PEERS); /* one head after another */
+#endif
     sharing_close(&s);
 }
 

@@ -101,6 +101,55 @@ Test(distributed_forward, random)
     sharing_close(&s);
 }
 
+/* Keys of some heads arrive while others are computed, where heads are alike, on every rank or on none. */
+Test(distributed_forward, heads_in_turn)
+{
+#define HEADS(label, g)                                                                                                \
+    .name = label, .batch = 2, .kv_batch = 2, .heads = 8, .kv_heads = g, .q_len = 200, .kv_len = 200, .head_dim = 32
+    static const struct {
+        attention_case c;
+        bool on, token_major;
+        double byte_cost;
+        int exchanges;
+    } rows[] = {
+        {{HEADS("causal", 8), .mask = "q >= kv"}, false, false, 1e12, 2},
+        {{HEADS("dense", 2)}, false, false, 1e12, 2},
+        {{HEADS("score", 4), .mask = "q >= kv", .score = "score - 0.01 * (q - kv)"}, false, false, 1e12, 2},
+        {{HEADS("score_of_head", 4), .mask = "q >= kv", .score = "score * slope[h]"}, false, false, 1e12, 1},
+        {{HEADS("mask_of_head", 4), .mask = "q >= kv || h == 3"}, false, false, 1e12, 1},
+        {{HEADS("sinks", 4), .mask = "q >= kv", .sinks = true}, false, false, 1e12, 1},
+        {{HEADS("one_head", 1), .mask = "q >= kv"}, false, false, 1e12, 1},
+        {{HEADS("two_launches", 4), .mask = "q >= kv"}, true, false, 1e12, 1},
+        {{HEADS("token_major", 4), .mask = "q >= kv"}, false, true, 1e12, 1},
+        {{HEADS("few_bytes", 4), .mask = "q >= kv"}, false, false, 12, 1},
+    };
+    static sharing s;
+    sharing_open(&s);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        attention a;
+        failure why;
+        s.c = &rows[i].c;
+        s.ranks = 2;
+        s.calls = 1;
+        cr_assert(case_instantiate(s.instance, s.c, ATTUNE_BF16, test_seed() + i, &a, &why), "%s", why.message);
+        sharing_begin(&s, &a, 11);
+        s.overlap = rows[i].on ? ATTUNE_OVERLAP_ON : ATTUNE_OVERLAP_OFF;
+        s.token_major = rows[i].token_major;
+        s.group.byte_cost = rows[i].byte_cost;
+        rank_group_run(&s.group, sharing_run_rank, &s);
+        for (uint32_t r = 0; r < 2; r++) {
+            cr_expect_eq(s.status[r], ATTUNE_OK, "%s: %s", s.c->name, s.message[r]);
+            cr_expect_eq(s.group.ends[r].exchanges, rows[i].exchanges, "%s: %d exchanges", s.c->name,
+                         s.group.ends[r].exchanges);
+        }
+        sharing_compare(&s, ATTUNE_BF16);
+        sharing_end(&s);
+        case_release(&a);
+    }
+    sharing_close(&s);
+#undef HEADS
+}
+
 /* 250 calls of 3 ranks whose keys arrive late. */
 Test(distributed_forward, repeats)
 {

@@ -65,6 +65,7 @@ static attune_status begin(void *user, const attune_message *sends, uint32_t sen
         (void)attune_buffer_read(NULL, 0, NULL, 1);
         return ATTUNE_IO;
     }
+    end->exchanges++;
     end_computing(end->group);
     const attune_status status =
         end->shared.exchange(end->shared.user, sends, send_count, receives, receive_count, queue);
@@ -189,8 +190,10 @@ attune_transport rank_transport(rank_group *group, uint32_t rank, bool late)
     transport.abort = abort_all;
     group->ends[rank].late = late;
     const bool lends = group->lends || transport.lend;
-    if (group->lends)
+    if (group->lends || (group->byte_cost > 0 && group->host_ranks))
         transport.host_memory = false;
+    if (group->byte_cost > 0)
+        transport.byte_cost = group->byte_cost;
     transport.lend = lends ? lend : NULL;
     transport.reclaim = lends ? reclaim : NULL;
     transport.finish = late || lends ? finish : NULL;

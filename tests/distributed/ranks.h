@@ -24,11 +24,13 @@ typedef struct rank_group {
     rank_fault fault;
     bool one_at_a_time; /* one rank at a time computes: the others wait, or have met */
     bool lends;         /* ranks of the CPU, which read each other's memory */
+    double byte_cost;   /* of the transports, if not 0 ... */
+    bool host_ranks;    /* ... whose messages have no copies, because all devices are the CPU */
     pthread_mutex_t compute;
     struct rank_end {
         struct rank_group *group;
         attune_transport shared; /* of attune/threads.h */
-        int calls;
+        int calls, exchanges;
         bool late, reading;    /* reading: between lend and finish */
         attune_message own[2]; /* lent in turn */
         uint64_t begun, ended; /* loans; with the threads' lock */
