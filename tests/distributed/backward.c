@@ -181,6 +181,17 @@ Test(distributed_backward, a_rank_fails, .timeout = 60)
                           "%s", s.message[r]);
         }
     }
+    /* Both exchanges of forward's keys, then of backward's and of gradients. */
+    s.fails_in_turn = true;
+    for (int at = 0; at < 12; at++) {
+        const rank_fault fault = {
+            .exchange = at % 2, .finish = at % 2 == 0, .rank = (uint32_t)at / 2 % 4, .after = at / 2};
+        sharing_run_failure(&s, &fault, MOST_RANKS, MOST_RANKS);
+        for (uint32_t r = 0; r < 4; r++)
+            cr_expect_eq(s.status[r], r == fault.rank ? ATTUNE_IO : ATTUNE_UNAVAILABLE, "after %d, rank %u: %s", at / 2,
+                         r, s.message[r]);
+    }
+    s.fails_in_turn = false;
     sharing_close(&s);
     /* A device that is lost while keys are sent, or gradients of keys, or sums of captures. */
     for (int after = 1; after < 4; after++) {

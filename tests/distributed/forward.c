@@ -172,7 +172,9 @@ Test(distributed_forward, a_rank_fails, .timeout = 60)
         {.finish = true, .rank = 1, .after = 1},
     };
     sharing_open(&s);
-    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
+    for (size_t n = 0; n < 2 * sizeof faults / sizeof *faults; n++) {
+        const size_t i = n / 2;
+        s.fails_in_turn = n % 2;
         sharing_run_failure(&s, &faults[i], MOST_RANKS, MOST_RANKS);
         for (uint32_t r = 0; r < 4; r++) {
             const char *name = faults[i].gather ? "gather" : faults[i].exchange ? "exchange" : "finish";
@@ -184,6 +186,7 @@ Test(distributed_forward, a_rank_fails, .timeout = 60)
                 cr_expect(!strstr(s.message[r], ": buffer is NULL") == !faults[i].exchange, "%s", s.message[r]);
         }
     }
+    s.fails_in_turn = false;
     /* An argument that one rank's call has wrong. */
     sharing_run_failure(&s, &(rank_fault){.rank = 0}, MOST_RANKS, 1);
     for (uint32_t r = 0; r < 4; r++) {

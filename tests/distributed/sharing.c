@@ -606,14 +606,23 @@ void sharing_run_failure(sharing *s, const rank_fault *fault, uint32_t other_pro
                                      .head_dim = 16,
                                      .mask = "q >= kv",
                                      .score = "score + slope[h] * (kv - q)"};
+    static const attention_case in_turn = {.name = "fails_in_turn",
+                                           .batch = 1,
+                                           .kv_batch = 1,
+                                           .heads = 2,
+                                           .kv_heads = 2,
+                                           .q_len = 200,
+                                           .kv_len = 200,
+                                           .head_dim = 16,
+                                           .mask = "q >= kv"};
     static attention a;
     failure why;
-    s->c = &c;
+    s->c = s->fails_in_turn ? &in_turn : &c;
     s->ranks = 4;
     s->calls = 3;
     memset(s->status, 0, sizeof s->status);
-    cr_assert(case_instantiate(s->instance, &c, ATTUNE_F32, 1, &a, &why), "%s", why.message);
-    sharing_begin(s, &a, 3);
+    cr_assert(case_instantiate(s->instance, s->c, ATTUNE_F32, 1, &a, &why), "%s", why.message);
+    sharing_begin(s, &a, s->fails_in_turn ? 11 : 3);
     s->group.fault = *fault;
     s->other_problem = other_problem;
     s->bad_call = bad_call;

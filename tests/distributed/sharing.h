@@ -39,6 +39,7 @@ typedef struct sharing {
     bool token_major, late;
     attune_overlap overlap;
     bool backward;          /* calls are of backward, after one of forward */
+    bool fails_in_turn;     /* sharing_run_failure: some heads are computed while keys of others arrive */
     uint32_t other_problem; /* the rank that has another scale; none if not below ranks */
     uint32_t bad_call;      /* the rank whose call has a bad argument */
     rank_group group;
