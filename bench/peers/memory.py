@@ -6,7 +6,8 @@ A step makes the mask from its anchors, goes forwards and backwards. attune's fi
 lists take (device_bytes of `attune bench --direction step`), and beside it what the GPU lost while that program ran, over
 what it loses to a run of the least size: context and kernels are in both. PyTorch's is the allocator's peak over its second step.
 torch-attune is attune.torch, of the Python package, whose lists lie outside of that allocator and are added; -low is with low_memory.
-Beside the peak is the time of a step, the least of five behind the two that the peak is of.
+Beside the peak is the time of a step, the least of ten behind the two that the peak is of, and how much of it passed until the
+last call had returned: what is left is the GPU's alone.
 """
 import argparse
 import json
@@ -22,7 +23,8 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument('--attune', default='attune', help='the program')
 parser.add_argument('--workload', default='dflash', choices=['dflash', 'domino'])
 parser.add_argument('--scale', default='1', help='the share of the workload, as attune bench takes it')
-parser.add_argument('--peers', default='torch-attune,torch-attune-low,flex,efficient,math', help='of these, with commas between')
+parser.add_argument('--peers', default='attune,segments,torch-attune,torch-attune-low,flex,efficient,math',
+                    help='of these, with commas between')
 parser.add_argument('--device', default='cuda:0')
 parser.add_argument('--bench', default='', help='further words for attune bench')
 options = parser.parse_args()
@@ -120,35 +122,45 @@ def peak(peer, shape):
         torch.cuda.reset_peak_memory_stats(device)
         attend(peer, shape, q, k, v).backward(d_o)
         torch.cuda.synchronize()
-    most, lists, times = torch.cuda.max_memory_allocated(device), 0, []
+    most, lists, times, host = torch.cuda.max_memory_allocated(device), 0, [], []
     if peer.startswith('torch-attune'):
         from attune.torch import _operator
         lists = max(mask.stats().bytes for mask, _ in _operator.masks._values.values())
-    for _ in range(5):
+    for _ in range(10):
         q.grad = k.grad = v.grad = None
         torch.cuda.synchronize()
         begin = time.perf_counter()
         attend(peer, shape, q, k, v).backward(d_o)
+        host.append(time.perf_counter() - begin)
         torch.cuda.synchronize()
         times.append(time.perf_counter() - begin)
-    return most + lists, held, min(times)
+    return most + lists, held, min(times), min(host)
 
 
 torch.zeros(1, device=device)
-small = run_attune('1e-9')[1]
+peers = [peer for peer in options.peers.split(',') if peer]
+small = run_attune('1e-9')[1] if {'attune', 'segments'} & set(peers) else 0
 row, used = run_attune(options.scale)
 shape = dict(zip(('b', 'h', 'kv', 'q', 'k', 'd'), map(int, re.fullmatch(r'b(\d+)h(\d+):(\d+)q(\d+)k(\d+)d(\d+)', row['shape']).groups())))
 print(f'{options.workload} {row["shape"]}, bf16, one step; MiB')
 print(f'{"by":16} {"in all":>9}  of which')
-print(f'{"attune":16} {row["device_bytes"] / MIB:9.1f}  workspace {row["workspace_bytes"] / MIB:.0f}, lists {row["mask_bytes"] / MIB:.2f}; '
-      f'the GPU had {(used - small) / MIB:.0f} fewer', flush=True)
-row, used = run_attune(options.scale, '--segments')
-print(f'{"  segments":16} {row["device_bytes"] / MIB:9.1f}  workspace {row["workspace_bytes"] / MIB:.0f}, lists {row["mask_bytes"] / MIB:.2f}; '
-      f'the GPU had {(used - small) / MIB:.0f} fewer', flush=True)
-for peer in filter(None, options.peers.split(',')):
+
+
+def show_attune(title, row, used):
+    print(f'{title:16} {row["device_bytes"] / MIB:9.1f}  workspace {row["workspace_bytes"] / MIB:.0f}, lists {row["mask_bytes"] / MIB:.2f}; '
+          f'the GPU had {(used - small) / MIB:.0f} fewer; {1e3 * row["median_seconds"]:.2f} ms', flush=True)
+
+
+for peer in peers:
+    if peer == 'attune':
+        show_attune(peer, row, used)
+        continue
+    if peer == 'segments':
+        show_attune('  segments', *run_attune(options.scale, '--segments'))
+        continue
     try:
-        most, held, seconds = peak(peer, shape)
-        print(f'{peer:16} {most / MIB:9.1f}  q, k, v and d_o {held / MIB:.0f}; {1e3 * seconds:.2f} ms', flush=True)
+        most, held, seconds, host = peak(peer, shape)
+        print(f'{peer:16} {most / MIB:9.1f}  q, k, v and d_o {held / MIB:.0f}; {1e3 * seconds:.2f} ms, the host {1e3 * host:.2f}', flush=True)
     except Exception as error:  # whatever it says when it refuses
         print(f'{peer:16} {"-":>9}  {(str(error).strip().splitlines() or [type(error).__name__])[0][:110]}', flush=True)
     torch.cuda.empty_cache()

@@ -12,12 +12,20 @@ that its mask allows, and 2.5 times that backwards, where the gradients of q, k,
 captures are timed, without the forward pass.
 Inputs are random normal numbers. A sample is the mean of the calls that fill --min-time / --repetitions seconds between two
 CUDA events, behind as long a warm-up as attune's rows have; the figure is the samples' median. A backend that is missing or refuses a shape is a row with the reason.
+
+With --compile-jobs N, N processes compile the peers' kernels, which takes longer than to time them, and launch none meanwhile; the
+GPU is held by one process at a time, or by attune bench, which times --batch workloads a run.
 """
 import argparse
 import ast
+import contextlib
+import fcntl
 import json
 import math
+import multiprocessing
+import os
 import pathlib
+import queue
 import re
 import statistics
 import subprocess
@@ -42,7 +50,11 @@ parser.add_argument('--seed', type=int, default=1)
 parser.add_argument('--json', type=pathlib.Path, help='all rows, as attune bench --json writes them; after each workload')
 parser.add_argument('--limit', type=float, default=0, help='seconds after which no further workload begins; 0 = none')
 parser.add_argument('--bench', default='', help='further words for attune bench')
+parser.add_argument('--compile-jobs', type=int, default=0, help="processes that compile the peers' kernels beside one another; 0 = this one alone")
+parser.add_argument('--batch', type=int, default=8, help='workloads of a run of attune bench, with --compile-jobs')
 options = parser.parse_args()
+if options.compile_jobs < 0 or options.batch < 1:
+    parser.error('--compile-jobs is below 0, or --batch below 1')
 
 workloads = json.loads(options.file.read_text())
 workloads = workloads if isinstance(workloads, list) else [workloads]
@@ -60,24 +72,34 @@ scratch = tempfile.TemporaryDirectory(prefix='torch-peers-')
 folder = pathlib.Path(scratch.name)
 
 
-def run_attune(w):
-    return attune_rows.run(options, w, folder, ['--direction', options.direction, '--write-captures', str(folder)])
-
-
 document, medians = {'context': {}, 'benchmarks': []}, {}
+
+
+def run_attune(some):
+    """Times workloads, and keeps the rows. Leaves captures in the folder."""
+    rows = attune_rows.run(options, some, folder, ['--direction', options.direction, '--write-captures', str(folder)])
+    if rows:
+        document['context'] |= rows['context']
+        document['benchmarks'] += rows['benchmarks']
+        medians.update((row['workload'], row) for row in rows['benchmarks'] if row.get('aggregate_name') == 'median')
+    for w in some:
+        if w['name'] in medians:
+            show(medians[w['name']], 'attune')
+
 
 # ------------------------------------------------------------------------------------------------------------- PyTorch
 
+if options.compile_jobs:
+    os.environ.setdefault('TORCHINDUCTOR_COMPILE_THREADS', '1')
 try:
     import torch
     import torch.nn.functional as F
     from torch.nn.attention import SDPBackend, sdpa_kernel
 except ImportError as error:
     sys.exit(f'PyTorch cannot be imported: {error}')
-if not torch.cuda.is_available():
+if not options.compile_jobs and not torch.cuda.is_available():  # jobs are forks, before which CUDA must not begin
     sys.exit('PyTorch finds no GPU')
 number = int(options.device.partition(':')[2] or 0)
-torch.cuda.set_device(number)
 device = torch.device('cuda', number)
 TYPES = {'bf16': torch.bfloat16, 'f16': torch.float16, 'f32': torch.float32}
 CAUSAL = 'q >= kv'
@@ -195,7 +217,10 @@ def directed(forward, inputs):
 
 def make_fa4(w, q, k, v):
     """FlashAttention-4 has tokens before heads: the inputs are laid out so, and seen as q, k and v are."""
-    from flash_attn.cute import flash_attn_func
+    try:
+        from flash_attn.cute import flash_attn_func
+    except ImportError as error:
+        raise ValueError(f'FlashAttention-4 cannot be imported ({error}): install flash-attn-4 and what it needs') from error
     mask, score = w.get('mask', ''), w.get('score', '')
     window, cap = WINDOW.match(mask), SOFT_CAP.match(score)
     if mask not in ('', CAUSAL) and not window or score and not (cap and cap[1] == cap[2]):
@@ -212,7 +237,7 @@ def make_fa4(w, q, k, v):
 
 
 def make_peer(w, peer):
-    """A function to be timed; raises with the reason where there is none."""
+    """A function that makes what is timed; raises with the reason where there is none. The first that it makes compiles."""
     q, k, v = make_inputs(w)
     grouped = q.shape[1] != k.shape[1]
     if peer == 'flex':
@@ -232,10 +257,11 @@ def make_peer(w, peer):
                                            q.shape[1] if words & {'h', 'h_kv'} else None, q.shape[2], k.shape[2],
                                            device=device)
         compiled = torch.compile(flex_attention, dynamic=False)
-        return directed(lambda: compiled(q, k, v, score_mod=score, block_mask=block_mask, enable_gqa=grouped),
-                        (q, k, v, *learned))
+        return lambda: directed(lambda: compiled(q, k, v, score_mod=score, block_mask=block_mask, enable_gqa=grouped),
+                                (q, k, v, *learned))
     if peer == 'fa4':
-        return directed(make_fa4(w, q, k, v), (q, k, v))
+        call = make_fa4(w, q, k, v)
+        return lambda: directed(call, (q, k, v))
     if w.get('score') or w.get('mask', CAUSAL) != CAUSAL:
         raise ValueError('scaled_dot_product_attention takes no expression')
     backend = {'cudnn': SDPBackend.CUDNN_ATTENTION, 'flash': SDPBackend.FLASH_ATTENTION}[peer]
@@ -243,7 +269,31 @@ def make_peer(w, peer):
     def call():
         with sdpa_kernel(backend):
             return F.scaled_dot_product_attention(q, k, v, is_causal='mask' in w, enable_gqa=grouped)
-    return directed(call, (q, k, v))
+    return lambda: directed(call, (q, k, v))
+
+
+@contextlib.contextmanager
+def no_launches():
+    """Inductor's kernels are compiled when they are called here, and not launched."""
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+    run = CachingAutotuner.run
+    CachingAutotuner.run = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        CachingAutotuner.run = run
+
+
+def compile_only(w, peer, make):
+    """Compiles what make's function launches, where the peer can do that without a launch."""
+    if peer == 'flex':
+        with no_launches():
+            make()()
+    elif peer == 'fa4':
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        # FlashAttention-4 compiles for tensors without memory; where it does not, it compiles when it is called.
+        with FakeTensorMode(), contextlib.suppress(Exception):
+            make_peer(w, peer)()()
 
 
 def time_once(call, count):
@@ -275,19 +325,29 @@ def pairs_of(w):
     return planes * n * (n + 1) // 2 if w['mask'] == CAUSAL else None
 
 
-def row_of(w, peer):
+def samples_of(w, peer, turn=None):
+    """The samples of a peer, and why there are none. turn: what a process holds while it has the GPU; without it nothing else runs."""
+    try:
+        torch._dynamo.reset()
+        make = make_peer(w, peer)
+        if turn:
+            compile_only(w, peer, make)
+        with turn or contextlib.nullcontext():
+            return measure(make()), ''
+    except Exception as error:  # whatever a backend says when it refuses
+        words = str(error).strip().splitlines()
+        return [], words[0] if words else type(error).__name__
+    finally:
+        torch.cuda.empty_cache()
+
+
+def row_of(w, peer, samples, message):
     name = f'{w["name"]}/torch-{peer}/{w["dtype"]}'
     row = {'name': f'{name}_median', 'run_name': name, 'run_type': 'aggregate', 'aggregate_name': 'median',
            'aggregate_unit': 'time', 'time_unit': 'ms', 'workload': w['name'], 'kind': 'peer', 'device': f'torch-{peer}',
            'dtype': w['dtype'], 'plan': f'PyTorch {torch.__version__} {peer}', 'timer': 'CUDA events'}
-    try:
-        torch._dynamo.reset()
-        samples = measure(make_peer(w, peer))
-    except Exception as error:  # whatever a backend says when it refuses
-        words = str(error).strip().splitlines()
-        return row | {'status': 'unsupported', 'message': words[0] if words else type(error).__name__}
-    finally:
-        torch.cuda.empty_cache()
+    if not samples:
+        return row | {'status': 'unsupported', 'message': message}
     median = statistics.median(samples)
     pairs = pairs_of(w)
     factor = 2 if options.direction == 'forward' else 5
@@ -317,27 +377,122 @@ def write():
         options.json.write_text(json.dumps(document, indent=2) + '\n')
 
 
-document['context'] |= {'torch': torch.__version__, 'cudnn': torch.backends.cudnn.version(),
-                        'gpu': torch.cuda.get_device_name(number)}
-begin = time.monotonic()
-for w in workloads:
-    if options.limit and time.monotonic() - begin > options.limit:
-        print(f'{w["name"]} and those after it: not begun, {options.limit:g} s are over')
-        break
-    attune = run_attune(w) if options.attune else None
-    if attune:
-        document['context'] |= attune['context']
-        document['benchmarks'] += attune['benchmarks']
-        medians |= {row['workload']: row for row in attune['benchmarks'] if row.get('aggregate_name') == 'median'}
-    if w['name'] in medians:
-        show(medians[w['name']], 'attune')
-    for peer in peers:
-        row = row_of(w, peer)
-        document['benchmarks'].append(row)
-        show(row, peer)
-    write()
-    for path in folder.glob('*.npy'):
+def keep(w, peer, samples, message):
+    row = row_of(w, peer, samples, message)
+    document['benchmarks'].append(row)
+    show(row, peer)
+
+
+def forget(w):
+    """Removes a workload's captures."""
+    for path in folder.glob(f'{w["name"]}.*.npy'):
         path.unlink()
+
+
+def over(w):
+    """Whether w is past --limit."""
+    late = options.limit and time.monotonic() - begin > options.limit
+    if late:
+        print(f'{w["name"]} and those after it: not begun, {options.limit:g} s are over')
+    return late
+
+
+def about():
+    """PyTorch and its GPU, for the context."""
+    return {'torch': torch.__version__, 'cudnn': torch.backends.cudnn.version(), 'gpu': torch.cuda.get_device_name(number)}
+
+
+def run_here():
+    """One after another, in this process."""
+    torch.cuda.set_device(number)
+    document['context'] |= about()
+    for w in workloads:
+        if over(w):
+            break
+        if options.attune:
+            run_attune([w])
+        for peer in peers:
+            keep(w, peer, *samples_of(w, peer))
+        write()
+        forget(w)
+
+
+class Turn:
+    """The GPU, which one process holds at a time; a lock on a file, so that it is free when that process ends."""
+
+    def __enter__(self):
+        self.file = open(folder / 'turn', 'w')
+        fcntl.flock(self.file, fcntl.LOCK_EX)
+
+    def __exit__(self, *_):
+        self.file.close()
+
+
+def work(tasks, answers):
+    """A process of --compile-jobs."""
+    torch.cuda.set_device(number)
+    for w, peer in iter(tasks.get, None):
+        samples, message = samples_of(w, peer, Turn())
+        answers.put((w, peer, samples, message, about()))
+        if 'CUDA error' in message:  # all later calls of this process would have it too
+            break
+    answers.close()
+    answers.join_thread()
+
+
+def run_jobs():
+    """attune in runs of --batch workloads, between which the jobs have the GPU."""
+    fork = multiprocessing.get_context('fork')
+    tasks, answers, waiting = fork.Queue(), fork.Queue(), 0
+    left = {w['name']: len(peers) for w in workloads}
+    jobs = [fork.Process(target=work, args=(tasks, answers), daemon=True) for _ in range(options.compile_jobs)]
+    for job in jobs:
+        job.start()
+
+    def receive(most):
+        """Keeps answers until at most so many tasks have none. False: no more will come in time."""
+        nonlocal waiting
+        while waiting > most:
+            try:
+                w, peer, samples, message, its = answers.get(timeout=1)
+            except queue.Empty:
+                if options.limit and time.monotonic() - begin > options.limit + 30 or not any(job.is_alive() for job in jobs):
+                    return False
+                continue
+            waiting -= 1
+            document['context'] |= its
+            keep(w, peer, samples, message)
+            write()
+            left[w['name']] -= 1
+            if not left[w['name']]:
+                forget(w)
+        return True
+
+    for first in range(0, len(workloads), options.batch):
+        some = workloads[first:first + options.batch]
+        if not receive(options.compile_jobs) or over(some[0]):
+            break
+        if options.attune:
+            with Turn():
+                run_attune(some)
+            write()
+        for w in some:
+            for peer in peers:
+                tasks.put((w, peer))
+                waiting += 1
+    for _ in jobs:
+        tasks.put(None)
+    if not receive(0):
+        print(f'{waiting} rows are missing: the jobs ended, or took more than 30 s over --limit', file=sys.stderr)
+    for job in jobs:
+        job.kill()
+
+
+begin = time.monotonic()
+if options.compile_jobs:
+    run_jobs()
+else:
+    run_here()
 for peer in peers:
     ratios = [row['median_seconds'] / medians[row['workload']]['median_seconds'] for row in document['benchmarks']
               if row.get('device') == f'torch-{peer}' and row['status'] == 'ok' and row['workload'] in medians]
