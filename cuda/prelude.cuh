@@ -185,6 +185,11 @@ ATTUNE_FUNCTION float attune_pow_positive(float x, float y)
 {
     return powf(x, y);
 }
+/* x > 0 to the power of 0.5. */
+ATTUNE_FUNCTION float attune_pow_half(float x)
+{
+    return sqrtf(x);
+}
 
 /*
  * Instead of the above in scores of kernels whose P has 16 bits (src/cuda/compiler.c), where the results are continuous
@@ -237,6 +242,10 @@ ATTUNE_FUNCTION float attune_fast_tanh(float x)
 ATTUNE_FUNCTION float attune_fast_pow_positive(float x, float y)
 {
     return exp2_fast(y * log2f(x));
+}
+ATTUNE_FUNCTION float attune_fast_pow_half(float x)
+{
+    return sqrt_fast(x);
 }
 /* (-1)^n sin(x - n pi) for the nearest n, an integer or with `half` an integer and a half. Past 2^22 adding 1.5 * 2^23
  * does not round to integers. */

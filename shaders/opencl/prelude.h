@@ -177,6 +177,10 @@ ATTUNE_FUNCTION float attune_pow_positive(float x, float y)
 {
     return attune_pow(x, y);
 }
+ATTUNE_FUNCTION float attune_pow_half(float x)
+{
+    return attune_sqrt(x);
+}
 
 /* `at`: of element 0. Arrays are aligned to their elements alone. */
 ATTUNE_FUNCTION int attune_get_i32(__global const uchar *at)

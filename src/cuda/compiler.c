@@ -388,8 +388,8 @@ static attune_status add_score(const attune__program_desc *desc, attune__text *t
 /* Where P is rounded to 16 bits, the score's functions need not have all digits of float32 (docs/numerics.md). */
 static void add_fast_functions(const attune__program_desc *desc, attune__text *text)
 {
-    static const char *const names[] = {"div",   "over", "exp",     "exp2", "log", "log2",        "sqrt",
-                                        "rsqrt", "tanh", "sigmoid", "sin",  "cos", "pow_positive"};
+    static const char *const names[] = {"div",   "over", "exp",     "exp2", "log", "log2",         "sqrt",
+                                        "rsqrt", "tanh", "sigmoid", "sin",  "cos", "pow_positive", "pow_half"};
     if (!desc->variant->fast_functions)
         return;
     attune__text_add(text, "#define ATTUNE_HAVE_FAST_FUNCTIONS 1\n");

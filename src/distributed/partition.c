@@ -92,7 +92,7 @@ static double estimate_partial_cost(const attune_mask *mask)
 {
     if (!mask->expr)
         return 1;
-    const uint32_t weight = attune__expr_weight(mask->expr, mask->expr->node_count - 1, ATTUNE__FORM_EXACT);
+    const uint32_t weight = attune__expr_weight(mask->expr, mask->expr->node_count - 1, ATTUNE__FORM_EXACT, NULL);
     return 1 + (double)weight / PAIR_INSTRUCTIONS;
 }
 

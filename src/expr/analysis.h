@@ -10,10 +10,12 @@
 /* The limit on terms of keys, and on terms of rows. */
 #define ATTUNE__TERMS 4
 
-/* Nodes that read captures and have one value per key, for all rows, or one value per row, for all keys. */
+/* Nodes that read captures or take many instructions, and have one value per key, for all rows, or one value per row,
+ * for all keys. */
 typedef struct attune__terms {
     uint32_t keys[ATTUNE__TERMS], rows[ATTUNE__TERMS];
     uint32_t key_count, row_count;
+    uint32_t computed; /* bits of `keys`: those that read no capture */
 } attune__terms;
 
 /* Capture reads, by number, whose element is the same for all pairs of a head: the first ones. */

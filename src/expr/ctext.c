@@ -141,7 +141,8 @@ static void add_quotient(attune__text *text, const char *a, const char *b, const
                      b);
 }
 
-static void add_float(attune__text *text, attune__op op, const char *a, const char *b, const attune__interval *ra)
+static void add_float(attune__text *text, attune__op op, const char *a, const char *b, const attune__interval *ra,
+                      const attune__node *exponent)
 {
     switch (op) {
     case ATTUNE__OP_ADD:
@@ -160,8 +161,12 @@ static void add_float(attune__text *text, attune__op op, const char *a, const ch
         attune__text_add(text, "-%s", a);
         break;
     case ATTUNE__OP_POW:
-        attune__text_add(text, ra->flo > 0 && !ra->may_nan ? "attune_pow_positive(%s, %s)" : "attune_pow(%s, %s)", a,
-                         b);
+        if (!(ra->flo > 0) || ra->may_nan)
+            attune__text_add(text, "attune_pow(%s, %s)", a, b);
+        else if (exponent->op == ATTUNE__OP_CONST && exponent->value.f == 0.5f)
+            attune__text_add(text, "attune_pow_half(%s)", a);
+        else
+            attune__text_add(text, "attune_pow_positive(%s, %s)", a, b);
         break;
     default:
         attune__text_add(text, "attune_%s(%s)", attune__op_name(op), a);
@@ -216,7 +221,7 @@ static void add_value(const attune_expr *expr, uint32_t n, const attune__interva
     if (op == ATTUNE__OP_DIV && last->type == ATTUNE__FLOAT)
         add_quotient(text, a, b, last);
     else if (last->type == ATTUNE__FLOAT)
-        add_float(text, op, a, b, &bounds[node->arg[0]]);
+        add_float(text, op, a, b, &bounds[node->arg[0]], last);
     else
         add_int(text, op, a, b, bounds[node->arg[0]], bounds[node->arg[node->arg_count - 1]]);
 }
@@ -550,6 +555,7 @@ static const char prelude[] =
     "static inline float attune_cos(float x) { return cosf(x); }\n"
     "static inline float attune_pow(float x, float y) { return powf(x, y); }\n"
     "static inline float attune_pow_positive(float x, float y) { return powf(x, y); }\n"
+    "static inline float attune_pow_half(float x) { return powf(x, 0.5f); }\n"
     "\n"
     "static inline int attune_get_i32(const void *p, int64_t i) { return ((const int32_t *)p)[i]; }\n"
     "static inline int attune_get_i64(const void *p, int64_t i)\n"

@@ -250,7 +250,10 @@ typedef enum attune__form {
     ATTUNE__FORM_NEAR, /* tanh is a polynomial */
     ATTUNE__FORM_FAST  /* functions need not have all digits of float32 */
 } attune__form;
-uint32_t attune__expr_weight(const attune_expr *expr, uint32_t root, attune__form form);
+/* terms: those that read no capture count as one each; NULL = none. */
+uint32_t attune__expr_weight(const attune_expr *expr, uint32_t root, attune__form form, const attune__terms *terms);
+/* Of one node. */
+uint32_t attune__node_weight(const attune_expr *expr, uint32_t n, attune__form form);
 
 /* The whole analysis (analysis.h). Any argument may be NULL; gradient: of score, in backward. */
 struct attune__gradient;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Terms: parts of an expression that read captures and have one value per key, or one per row. A kernel computes them
- * once for each key and each row of a tile, and only the remainder for each pair: `doc[q] == doc[kv]` is then one
- * comparison, and `score + table[doc[kv]]` one addition.
+ * Terms: parts of an expression that read captures or take many instructions, and have one value per key, or one per
+ * row. A kernel computes them once for each key and each row of a tile, and only the remainder for each pair:
+ * `doc[q] == doc[kv]` is then one comparison, `score + table[doc[kv]]` one addition, and `q / side == kv / side` no
+ * division.
  *
  * Terms are as large as possible, since any of them is stored in one 32-bit word.
  */
@@ -17,18 +18,36 @@
 
 typedef enum kind { PAIR, OF_KEY, OF_ROW } kind;
 
+/* The least instructions without reads that a term saves: an element of shared memory is read instead. */
+#define LEAST_WEIGHT 12
+
 static void add_term(uint32_t terms[ATTUNE__TERMS], uint32_t *count, uint32_t n)
 {
     if (*count < ATTUNE__TERMS)
         terms[(*count)++] = n;
 }
 
-static void find_captures(const attune_expr *expr, bool captures[ATTUNE_EXPR_MAX_NODES])
+/* Whether a node is a quotient or remainder by a power of two. */
+static bool is_shift(const attune_expr *expr, uint32_t n)
 {
+    const attune__node *node = &expr->nodes[n], *by = &expr->nodes[node->arg[1]];
+    return (node->op == ATTUNE__OP_DIV || node->op == ATTUNE__OP_MOD) && node->type == ATTUNE__INT &&
+           by->op == ATTUNE__OP_CONST && by->value.i > 0 && !(by->value.i & (by->value.i - 1));
+}
+
+/* The parts that read a capture, and those that are worth a term: these, and parts of many instructions. */
+static void find_parts(const attune_expr *expr, bool captures[ATTUNE_EXPR_MAX_NODES], bool worth[ATTUNE_EXPR_MAX_NODES])
+{
+    uint32_t weight[ATTUNE_EXPR_MAX_NODES];
     for (uint32_t n = 0; n < expr->node_count; n++) {
         captures[n] = expr->nodes[n].op == ATTUNE__OP_CAPTURE;
-        for (uint32_t i = 0; i < expr->nodes[n].arg_count; i++)
-            captures[n] = captures[n] || captures[expr->nodes[n].arg[i]];
+        weight[n] = is_shift(expr, n) ? 1 : attune__node_weight(expr, n, ATTUNE__FORM_FAST);
+        for (uint32_t i = 0; i < expr->nodes[n].arg_count; i++) {
+            const uint32_t of = expr->nodes[n].arg[i];
+            captures[n] = captures[n] || captures[of];
+            weight[n] = weight[of] < LEAST_WEIGHT ? weight[n] + weight[of] : LEAST_WEIGHT;
+        }
+        worth[n] = captures[n] || weight[n] >= LEAST_WEIGHT;
     }
 }
 
@@ -46,14 +65,16 @@ attune__terms attune__expr_terms(const attune_expr *expr, uint32_t root, uint16_
     attune__terms terms = {0};
     if (expr->ragged) /* kernels over a cache evaluate pairs */
         return terms;
-    bool captures[ATTUNE_EXPR_MAX_NODES], needed[ATTUNE_EXPR_MAX_NODES] = {false};
-    find_captures(expr, captures);
+    bool captures[ATTUNE_EXPR_MAX_NODES], worth[ATTUNE_EXPR_MAX_NODES], needed[ATTUNE_EXPR_MAX_NODES] = {false};
+    find_parts(expr, captures, worth);
     needed[root] = true;
     /* Users come after their operands: in descending order, the first node that is not per pair is the largest. */
     for (uint32_t n = expr->node_count; n-- > 0;) {
         if (!needed[n])
             continue;
-        const kind k = captures[n] ? kind_of(&expr->nodes[n], without) : PAIR;
+        const kind k = worth[n] ? kind_of(&expr->nodes[n], without) : PAIR;
+        if (k == OF_KEY && !captures[n] && terms.key_count < ATTUNE__TERMS)
+            terms.computed |= 1u << terms.key_count;
         if (k == OF_KEY)
             add_term(terms.keys, &terms.key_count, n);
         else if (k == OF_ROW)
@@ -69,7 +90,7 @@ attune__terms attune__expr_terms_with_keys(const attune_expr *expr, uint32_t roo
 {
     attune__terms terms = attune__expr_terms(expr, root, without);
     if (!terms.key_count)
-        terms.row_count = 0;
+        terms = (attune__terms){0};
     return terms;
 }
 

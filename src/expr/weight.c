@@ -27,10 +27,23 @@ static uint32_t fast_weight_of(const attune_expr *expr, const attune__node *node
     }
 }
 
+/* A power of 0.5, which is a square root where the base is above 0. */
+static bool is_root(const attune_expr *expr, const attune__node *node)
+{
+    attune__interval bounds[ATTUNE_EXPR_MAX_NODES];
+    const attune__node *exponent = &expr->nodes[node->arg[1]];
+    if (node->op != ATTUNE__OP_POW || exponent->op != ATTUNE__OP_CONST || exponent->value.f != 0.5f)
+        return false;
+    attune__ctext_bounds(expr, bounds);
+    return bounds[node->arg[0]].flo > 0 && !bounds[node->arg[0]].may_nan;
+}
+
 /* Instructions of NVIDIA's exact functions, including rare branches; other operations take one or two. */
 static uint32_t weight_of(const attune_expr *expr, const attune__node *node, attune__form form)
 {
     const bool integer = node->type == ATTUNE__INT, near = form == ATTUNE__FORM_NEAR;
+    if (is_root(expr, node))
+        return form == ATTUNE__FORM_FAST ? 5 : 20;
     if (form == ATTUNE__FORM_FAST && fast_weight_of(expr, node))
         return fast_weight_of(expr, node);
     switch ((attune__op)node->op) {
@@ -67,12 +80,25 @@ static uint32_t weight_of(const attune_expr *expr, const attune__node *node, att
     }
 }
 
-uint32_t attune__expr_weight(const attune_expr *expr, uint32_t root, attune__form form)
+uint32_t attune__node_weight(const attune_expr *expr, uint32_t n, attune__form form)
+{
+    return weight_of(expr, &expr->nodes[n], form);
+}
+
+uint32_t attune__expr_weight(const attune_expr *expr, uint32_t root, attune__form form, const attune__terms *terms)
 {
     const uint16_t pair = 1u << ATTUNE__VAR_KV | 1u << ATTUNE__VAR_SCORE;
     bool needed[ATTUNE_EXPR_MAX_NODES];
+    attune__terms computed = {0};
     uint32_t weight = 0;
-    attune__ctext_needed(expr, &root, 1, NULL, needed);
+    for (uint32_t i = 0; terms && i < terms->key_count; i++)
+        if (terms->computed >> i & 1)
+            computed.keys[computed.key_count++] = terms->keys[i];
+    attune__ctext_needed(expr, &root, 1, &computed, needed);
+    for (uint32_t i = 0; i < computed.key_count; i++) {
+        needed[computed.keys[i]] = false;
+        weight++;
+    }
     for (uint32_t n = 0; n < expr->node_count; n++)
         if (needed[n] && expr->nodes[n].uses & pair)
             weight += weight_of(expr, &expr->nodes[n], form);
