@@ -196,7 +196,7 @@ static uint64_t coopmat(const attune_limits *l, const attune_plan_choice *c, num
         uint64_t part = x.m;
         while (part * k_row > 4 * kv && part % (2 * (x.m / x.warps)) == 0)
             part /= 2;
-        return 16 * most(most(4 * kv, part * k_row) + 21, x.m * (l->matrix_n / 4 + 1)) + 8;
+        return 16 * most(most(4 * kv, part * k_row) + 69, x.m * (l->matrix_n / 4 + 1)) + 4;
     }
     const uint64_t groups = (d <= 128 ? most(kv, q) : kv + q) + x.m * (x.n / 4 + 1) + x.m * l->matrix_n / 4;
     return 16 * groups + 4;

@@ -114,10 +114,10 @@ static void check_matrices(uint32_t m, uint32_t n, uint32_t warps, attune__matri
         const uint32_t kv = n * larger(k_row, v_row);
         HOLDS(r.HELD_COUNT == m / warps / x.m * (up(d, x.n) / x.n));
         HOLDS(r.O_COUNT == m / warps / x.m * (up(dv, x.n) / x.n) && r.S_COUNT == m / warps / x.m * (n / x.n));
-        HOLDS(r.SLOT == kv && r.MEMORY_SIZE >= 21 + larger(4 * kv, r.Q_ROWS * k_row));
+        HOLDS(r.SLOT == kv && r.MEMORY_SIZE >= 69 + larger(4 * kv, r.Q_ROWS * k_row));
         HOLDS(m % r.Q_ROWS == 0 && r.Q_ROWS % (m / warps) == 0);
-        /* The loops of a step: products, copies of K and of V with its codes, and the codes' products. */
-        const uint32_t loops = up(d, x.n) / x.n + n / x.n + (n * (k_row + 2 * v_row) / (warps * x.lanes) + 3) +
+        /* The loops of a step: products, copies of K and V, and the codes' products. */
+        const uint32_t loops = up(d, x.n) / x.n + n / x.n + (n * (2 * k_row + 2 * v_row) / (warps * x.lanes) + 5) +
                                m / warps / x.m * (up(dv, x.n) / x.n) * (n / x.n + 2) + 4;
         const uint32_t bound = attune__matrix_most_steps(m, n, warps, x, d, dv), tested = 2048 / n;
         HOLDS(bound == (32000 / loops < tested ? 32000 / loops : tested));
