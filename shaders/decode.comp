@@ -147,35 +147,31 @@ Group load_group(const in uint type, const in uvec2 at, const in uint group)
     return fetch(type, address_add(at, group * 8u * bytes_of(type)), aligned, true);
 }
 
-Group no_group()
-{
-    return Group(uvec4(0u), uvec4(0u));
-}
-
-/* 2: load K, of the lane's key u */
+/* 2: load K, of the lane's key u. A lane without a group of its own loads the last one: a load on a condition that
+ * lanes do not share lets a compiler join it with that of the next key, and then the shuffle between them has lost the
+ * lanes that it reads from. */
 void load_k(const in Keys keys, const in uint u)
 {
     const uint groups = HEAD_DIM / 8u;
     const uvec2 at = uvec2(subgroupShuffle(keys.k.x, finder(u)), subgroupShuffle(keys.k.y, finder(u)));
     [[unroll]] for (uint c = 0u; c < K_GROUPS; c++) {
-        if (groups % KEY_LANES != 0u)
-            k_groups[u * K_GROUPS + c] = no_group();
-        if (groups % KEY_LANES == 0u || group_index(c) < groups)
-            k_groups[u * K_GROUPS + c] = load_group(K_TYPE, at, group_index(c));
+        Group group = load_group(K_TYPE, at, min(group_index(c), groups - 1u));
+        if (groups % KEY_LANES != 0u) {
+            const bvec4 own = bvec4(group_index(c) < groups);
+            group.low = mix(uvec4(0u), group.low, own);
+            group.high = mix(uvec4(0u), group.high, own);
+        }
+        k_groups[u * K_GROUPS + c] = group;
     }
 }
 
-/* For stage 6. */
+/* For stage 6. What a lane has past the end of the row is not stored. */
 void load_v(const in Keys keys, const in uint u)
 {
     const uint groups = HEAD_DIM_V / 8u;
     const uvec2 at = uvec2(subgroupShuffle(keys.v.x, finder(u)), subgroupShuffle(keys.v.y, finder(u)));
-    [[unroll]] for (uint c = 0u; c < V_GROUPS; c++) {
-        if (groups % KEY_LANES != 0u)
-            v_groups[u * V_GROUPS + c] = no_group();
-        if (groups % KEY_LANES == 0u || group_index(c) < groups)
-            v_groups[u * V_GROUPS + c] = load_group(V_TYPE, at, group_index(c));
-    }
+    [[unroll]] for (uint c = 0u; c < V_GROUPS; c++)
+        v_groups[u * V_GROUPS + c] = load_group(V_TYPE, at, min(group_index(c), groups - 1u));
 }
 
 /* `key_factor`: of the key, where its type has one. */
@@ -476,6 +472,8 @@ void main()
     }
     begin_q();
     while (tile.exists) {
+        /* Shuffles are between keys, whose lanes may have parted at the mask of the tile before. */
+        subgroupBarrier();
         [[unroll]] for (uint u = 0u; u < KEYS; u++)
             load_v(keys, u);
         const Keys next_keys = find_keys(next);

@@ -82,6 +82,7 @@ static bool draw_few(const case_suite *s, uint64_t number, case_job *job)
         CASE_decode_softcap,
         CASE_nan_hidden_decode,
         CASE_decode_misaligned,
+        CASE_decode_misaligned_80,
         CASE_decode_keys,
         CASE_decode_keys_of_head,
         CASE_mixed_decode,

@@ -92,6 +92,7 @@ ROW(padded,                 2, 2, 4, 2, 140, 150,  40,  0, .mask = CAUSAL, .layo
 ROW(misaligned,             2, 2, 4, 2, 140, 150,  40,  0, .mask = CAUSAL, .layout = LAYOUT_MISALIGNED)
 ROW(backwards,              1, 1, 2, 2, 140, 150,  40,  0, .mask = CAUSAL, .layout = LAYOUT_BACKWARDS)
 ROW(decode_misaligned,      1, 1, 4, 2,   1, 300,  40,  0, .mask = NULL, .layout = LAYOUT_MISALIGNED)
+ROW(decode_misaligned_80,   1, 1, 8, 1,   7, 256,  80, 96, .mask = "q < 6 || kv > 9", .layout = LAYOUT_MISALIGNED)
 ROW(prime,                  1, 1, 3, 1, 131, 257,  72, 56, .mask = CAUSAL " || kv % 7 == 3")
 ROW(prescale,               1, 1, 2, 2, 140, 140,  64,  0, .mask = CAUSAL, .options = "{\"PRESCALE_QK\": true}")
 ROW(no_decode,              1, 1, 4, 2,   1, 700,  64,  0, .mask = NULL, .options = "{\"FORCE_USE_FLEX_ATTENTION\": true}")
