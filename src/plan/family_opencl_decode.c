@@ -6,13 +6,16 @@
 #include "plan/family_opencl.h"
 #include "plan/layout.h"
 
-#define MOST_KEYS      8     /* that a thread has in flight */
-#define MOST_HOST_KEYS 2     /* of drivers on the CPU, which keep registers in memory */
-#define THREADS        256   /* whose loads are enough for a compute unit */
-#define HOST_THREADS   64    /* which a driver on the CPU computes one after another */
-#define MOST_REGISTERS 192   /* of a thread, by the layout's estimate */
-#define MOST_DEVICE    232   /* without spills */
-#define MOST_SHARED    46080 /* of the 48 KiB that most GPUs let a workgroup have */
+#define MOST_KEYS      8   /* that a thread has in flight */
+#define MOST_HOST_KEYS 2   /* of drivers on the CPU, which keep registers in memory */
+#define THREADS        256 /* whose loads are enough for a compute unit */
+#define HOST_THREADS   64  /* which a driver on the CPU computes one after another */
+#define MOST_REGISTERS 192 /* of a thread, by the layout's estimate */
+#define MOST_16_BIT                                                                                                    \
+    216                /* the same of 16-bit tensors, whose kernels have fewer others than those of f32 and of caches */
+#define MOST_ROWS   16 /* of a sequence and a head of keys, unless named: more are for larger tiles */
+#define MOST_DEVICE 232   /* without spills */
+#define MOST_SHARED 46080 /* of the 48 KiB that most GPUs let a workgroup have */
 
 static uint32_t threads_of(const attune__search *search, const attune__tile *tile)
 {
@@ -44,9 +47,11 @@ static const char *make(const attune__search *search, const attune__tile *tile, 
 static bool has_room(const attune__search *search, const attune__tile *tile)
 {
     const attune_limits *limits = search->limits;
+    const attune__few_rows_shape shape = attune__opencl_few_rows_shape(search->shape);
+    const uint32_t registers = search->shape->tokens || shape.is_f32 ? MOST_REGISTERS : MOST_16_BIT;
     attune__few_rows_layout layout;
     return !make(search, tile, &layout) && layout.KEYS <= (limits->host ? MOST_HOST_KEYS : MOST_KEYS) &&
-           layout.registers <= MOST_REGISTERS && layout.bytes <= MOST_SHARED && layout.bytes <= limits->shared_memory;
+           layout.registers <= registers && layout.bytes <= MOST_SHARED && layout.bytes <= limits->shared_memory;
 }
 
 /* Whether the tiles of keys fit the lengths, and the blocks and parts that they may not cross. */
@@ -157,8 +162,13 @@ static attune__cost cost(const attune__search *search, const attune__tile *tile)
 
 static const char *reject_automatic(const attune__search *search)
 {
-    (void)search;
-    return "no GPU has run it: by name alone";
+    /* Only NVIDIA's driver tells them. */
+    if (!search->limits->registers)
+        return "it takes most registers of a thread, and of GPUs ran on NVIDIA's alone: by name alone";
+    const attune__shape *s = search->shape;
+    return s->q_len * attune__shape_packed_heads(s) > MOST_ROWS
+               ? "a sequence has, or may have, more than 16 rows for each head of keys: by name alone"
+               : NULL;
 }
 
 const attune__family attune__opencl_few_rows = {

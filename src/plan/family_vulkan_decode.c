@@ -113,7 +113,7 @@ static attune__cost cost(const attune__search *search, const attune__tile *tile)
 static const char *reject_automatic(const attune__search *search)
 {
     (void)search;
-    return "no GPU has checked its results: by name alone";
+    return "on a GPU it was wrong where V was not aligned, and its mend was not run there: by name alone";
 }
 
 const attune__family attune__vulkan_few_rows = {

@@ -57,14 +57,14 @@ Test(choose, opencl_threads)
     EXPECT_ERROR("opencl-minimum", &p, "{\"num_warps\": 4}", ATTUNE_DOES_NOT_FIT, "needs 4 invocations", "num_warps 1");
 }
 
-/* By name alone: a thread has four keys in flight, with eight rows as well, and a unit one workgroup. */
+/* A thread has eight keys of 16 bits in flight, with eight rows four, and a unit one workgroup. */
 Test(choose, opencl_decode)
 {
     attune_problem p = problem_of(ATTUNE_F16, 128, 1, 32768);
     p.heads = 32, p.kv_heads = 8, p.batch = 1;
-    cr_expect_str_eq(plan("opencl-nvidia", &p, NULL).kernel, "opencl_portable");
-    attune_plan_choice c = plan("opencl-nvidia", &p, "{\"KERNEL\": \"opencl_decode\"}");
-    cr_expect(c.block_m == 4 && c.block_n == 64 && c.workgroup_invocations == 256, "%u x %u, %u", c.block_m, c.block_n,
+    attune_plan_choice c = plan("opencl-nvidia", &p, NULL);
+    cr_expect_str_eq(c.kernel, "opencl_decode");
+    cr_expect(c.block_m == 4 && c.block_n == 128 && c.workgroup_invocations == 256, "%u x %u, %u", c.block_m, c.block_n,
               c.workgroup_invocations);
     cr_expect(c.split_kv == 16 && c.occupancy == 1, "%u parts, %u", c.split_kv, c.occupancy);
     p.heads = 64;
@@ -589,6 +589,23 @@ Test(choose, matrices_whose_fragment_layout_is_known)
         cr_expect_str_eq(c.kernel, "vulkan_subgroup");
         cr_assert_eq(attune_plan_choose_explain(&limits, &p, NULL, ATTUNE_TEXT, text, sizeof text, NULL), ATTUNE_OK);
         cr_expect(strstr(text, table[i].why), "%s\n%s", table[i].why, text);
+    }
+}
+
+Test(choose, few_rows_where_a_gpu_checked_their_kernel)
+{
+    attune_problem p = problem_of(ATTUNE_F16, 128, 4, 4096);
+    p.heads = 32;
+    p.kv_heads = 8;
+    for (int cache = 0; cache < 2; cache++) {
+        p.q_len = 4;
+        p.tokens = cache ? 4 : 0;
+        cr_expect_str_eq(plan("h200-vulkan", &p, NULL).kernel, "vulkan_subgroup");
+        cr_expect_str_eq(plan("opencl-nvidia", &p, NULL).kernel, "opencl_decode");
+        cr_expect_str_eq(plan("opencl-adreno-830", &p, NULL).kernel, cache ? "opencl_serving" : "opencl_portable");
+        p.q_len = 5;
+        p.tokens = cache ? 5 : 0;
+        cr_expect_str_eq(plan("opencl-nvidia", &p, NULL).kernel, cache ? "opencl_serving" : "opencl_portable");
     }
 }
 
