@@ -133,7 +133,8 @@ ATTUNE_CUDA_LAYOUT attune_cuda_serving_sm80_layout attune_cuda_serving_sm80(attu
     l.v = attune_cuda_serving_sm80_one_buffer(t) ? l.k : l.k + t.stages * l.k_stage;
     l.keys = attune_cuda_serving_sm80_one_buffer(t) ? l.k + attune_cuda_larger(l.k_stage, l.v_stage)
                                                     : l.v + t.stages * l.v_stage;
-    l.k_factors = l.keys + (t.stages + 1) * t.block_n * 8;
+    /* With several stages the places of a key in K and in V, else its page and row. */
+    l.k_factors = l.keys + (t.stages + 1) * t.block_n * (t.stages > 1 ? 16 : 8);
     l.v_factors = l.k_factors + t.block_n * t.k_factors * 4;
     l.maxima = l.v_factors + t.block_n * t.v_factors * 4;
     l.p = l.maxima + (shares ? groups * t.block_m * 4 : 0);
@@ -172,7 +173,7 @@ typedef struct attune_cuda_shared_scheduled {
 typedef struct attune_cuda_schedule {
     int key, items;
     int part_keys; /* with ATTUNE_SHARES: parts begin at its multiples */
-    int unused;
+    int taken;     /* of the items past those that the CTAs begin with; 0 between calls */
 } attune_cuda_schedule;
 
 /* Keys whose time the store and the merge of a partial result take, about. */
@@ -181,13 +182,17 @@ typedef struct attune_cuda_schedule {
 /* The launch of attune_schedule_sm80: a CTA, and its shared memory. */
 #define ATTUNE_CUDA_SCHEDULE_THREADS 256
 #define ATTUNE_CUDA_SCHEDULE_SHARED  512
+/* With several stages the entries of as many sequences are after it. */
+#define ATTUNE_CUDA_SCHEDULE_HERE 1024
 /* With ATTUNE_SHARES. */
 #define ATTUNE_CUDA_SHARED_SCHEDULE_SHARED 7168
 
 /* The keys of a tile's rows may be computed in parts, of at least this many keys, and at most this many. Their partial
  * results are float o[M][Dv] and then m and l [M][2] each; a multiple of 128 bytes. */
 #define ATTUNE_CUDA_SERVING_PART_KEYS 256
-#define ATTUNE_CUDA_SERVING_PARTS     64
+/* With several stages, whose CTAs add parts in less time: */
+#define ATTUNE_CUDA_SERVING_LEAST_KEYS 64
+#define ATTUNE_CUDA_SERVING_PARTS      64
 
 ATTUNE_CUDA_LAYOUT unsigned attune_cuda_serving_part_sm80(unsigned block_m, unsigned head_dim_v)
 {

@@ -18,7 +18,10 @@ constexpr bool SHARES = config::SHARES, FIXED = config::SPLIT_KEYS > 0 || SHARES
 constexpr int SPLIT_KEYS = config::SPLIT_KEYS > 0 ? config::SPLIT_KEYS : 1;
 static_assert(!config::SPLIT_KEYS || SPLIT_KEYS % BLOCK_N == 0, "a part has whole tiles");
 /* The least of what a part may have: keys, or with fixed parts of a sequence in items of their own, those parts. */
-constexpr int LEAST = FIXED ? 1 : ATTUNE_CUDA_SERVING_PART_KEYS, MOST_PARTS = ATTUNE_CUDA_SERVING_PARTS;
+constexpr int LEAST = FIXED        ? 1
+                      : STAGES > 1 ? ATTUNE_CUDA_SERVING_LEAST_KEYS
+                                   : ATTUNE_CUDA_SERVING_PART_KEYS,
+              MOST_PARTS = ATTUNE_CUDA_SERVING_PARTS;
 constexpr int MOST_INT = 0x7fffffff;
 
 template <bool SHARES> struct scheduled_type {
@@ -125,6 +128,27 @@ __device__ __forceinline__ bool find_item(tile &t, const attune_cuda_arguments &
     return true;
 }
 
+/* The item that a CTA computes after item `index`. Of a call with more of them than CTAs each takes the next one that
+ * none has taken, and the last to find none left lets the next call begin anew: all of them together take one more
+ * than there are. place: in shared memory, not in use. */
+__device__ __forceinline__ u32 next_item(const attune_cuda_serving &s, u32 index, int *place)
+{
+    attune_cuda_schedule *schedule = (attune_cuda_schedule *)s.schedule;
+    u32 grid = (u32)grid_here();
+    if (schedule->items <= (int)grid)
+        return index + grid;
+    if (threadIdx.x == 0) {
+        int taken = atomicAdd(&schedule->taken, 1);
+        if (taken == schedule->items - 1)
+            schedule->taken = 0;
+        *place = taken;
+    }
+    __syncthreads();
+    index = grid + (u32)*place;
+    __syncthreads();
+    return index;
+}
+
 /* --------------------------------------------------------------------------------------------------------- schedule */
 
 /* Sums over sequences. */
@@ -133,11 +157,16 @@ struct schedule_sums {
     i64 slots, split; /* of those in several parts: the parts of all tiles, and the tiles */
 };
 
+/* Whether CTAs take the items one after another, so that there may be more of them than run at once. */
+constexpr bool TAKEN = STAGES > 1 && !FIXED;
+
 /* keys: of the sequence; fixed parts, instead. */
 __device__ __forceinline__ int parts_of(int keys, int most)
 {
     if (FIXED)
         return keys > most ? keys : 1;
+    if (TAKEN) /* in 32 bits, whose division is no function */
+        return min(max((int)(((u32)keys + (u32)most - 1) / (u32)most), 1), MOST_PARTS);
     return min(max((int)(((i64)keys + most - 1) / most), 1), MOST_PARTS);
 }
 
@@ -173,6 +202,19 @@ __device__ __forceinline__ bool parts_fit(const attune_cuda_scheduled *of, int b
 #pragma unroll 1
     for (int b = (int)threadIdx.x % 32; b < batch; b += 32)
         add_sequence(sums, of[b], most);
+    if (TAKEN) {
+        /* Numbers that are too large remain so. */
+        constexpr int LARGE = 1 << 26;
+        int tiles = (int)min(sums.tiles, (i64)LARGE), items = (int)min(sums.items, (i64)LARGE),
+            slots = (int)min(sums.slots, (i64)LARGE);
+#pragma unroll
+        for (int i = 16; i > 0; i /= 2) {
+            tiles += __shfl_xor_sync(0xffffffffu, tiles, i);
+            items += __shfl_xor_sync(0xffffffffu, items, i);
+            slots += __shfl_xor_sync(0xffffffffu, slots, i);
+        }
+        return items <= (tiles <= s.resident ? s.resident : tiles + s.resident) && slots <= s.slots;
+    }
     sums = sum_lanes(sums);
     i64 wanted = sums.tiles <= s.resident ? s.resident : sums.tiles + s.resident;
     return (FIXED || sums.items <= wanted) && sums.slots <= s.slots;
@@ -180,6 +222,8 @@ __device__ __forceinline__ bool parts_fit(const attune_cuda_scheduled *of, int b
 
 /* The candidates of the first search: LEAST times 1, 1.5, 2, 3, 4, 6 and so on, then everything. */
 constexpr int CANDIDATES = 32;
+/* Those of the second search, between two of the first. */
+constexpr int FINE = TAKEN ? SCHEDULE_WARPS : CANDIDATES;
 
 __device__ __forceinline__ int candidate(int k)
 {
@@ -212,12 +256,12 @@ struct coarse {
     }
 };
 
-/* Between two candidates, in steps of a 32nd. */
+/* Between two candidates. */
 struct fine {
     int low, high;
     __device__ __forceinline__ int operator()(int k) const
     {
-        return low + (int)((i64)(high - low) * (k + 1) / CANDIDATES);
+        return low + (int)((i64)(high - low) * (k + 1) / FINE);
     }
 };
 
@@ -229,7 +273,61 @@ __device__ __forceinline__ int choose_keys(const attune_cuda_scheduled *of, int 
     if (k == 0 || k == CANDIDATES)
         return candidate(k);
     fine between = {candidate(k - 1), candidate(k)};
-    return between(min(first_that_fits(CANDIDATES, between, of, batch, s, of_warps), CANDIDATES - 1));
+    return between(min(first_that_fits(FINE, between, of, batch, s, of_warps), FINE - 1));
+}
+
+/* The time of a call whose parts have at most `most` keys, in the keys of a CTA: the longest part, if all run at once,
+ * else all keys over the CTAs and half of the longest part, for the last ones. */
+__device__ __forceinline__ int time_of(const attune_cuda_scheduled *of, int batch, const attune_cuda_serving &s,
+                                       int most)
+{
+    schedule_sums sums = {0, 0, 0, 0};
+    i64 keys = 0;
+    int longest = 0;
+#pragma unroll 1
+    for (int b = (int)threadIdx.x % 32; b < batch; b += 32) {
+        int parts = parts_of(of[b].parts, most);
+        add_sequence(sums, of[b], most);
+        keys += of[b].item * (of[b].parts + (parts > 1 ? (i64)parts * ATTUNE_CUDA_MERGE_KEYS : 0));
+        longest = max(longest, of[b].item ? (of[b].parts + parts - 1) / parts : 0);
+    }
+    sums = sum_lanes(sums);
+#pragma unroll 1
+    for (int i = 16; i > 0; i /= 2) {
+        keys += __shfl_xor_sync(0xffffffffu, keys, i);
+        longest = max(longest, __shfl_xor_sync(0xffffffffu, longest, i));
+    }
+    if (sums.slots > s.slots)
+        return MOST_INT;
+    /* In 32 bits, whose division is no function. */
+    u32 each = (u32)min(keys, (i64)0xffffffff) / (u32)max(s.resident, 1);
+    return sums.items <= s.resident ? longest : (int)min(each, (u32)MOST_INT / 2) + longest / 2;
+}
+
+/* The keys of a part, of which `one` is what lets all run at once, if that is possible: that, or a share of it. */
+__device__ __forceinline__ int choose_shorter(const attune_cuda_scheduled *of, int batch, const attune_cuda_serving &s,
+                                              int one, int *of_warps)
+{
+    constexpr int LEAST_TAKEN = 512;
+    /* Parts have whole tiles. */
+    one = one < MOST_INT - BLOCK_N ? (one + BLOCK_N - 1) / BLOCK_N * BLOCK_N : one;
+    int longest = 0, warp = (int)threadIdx.x / 32;
+#pragma unroll 1
+    for (int b = (int)threadIdx.x % 32; b < batch; b += 32)
+        longest = max(longest, of[b].item ? of[b].parts : 0);
+#pragma unroll 1
+    for (int i = 16; i > 0; i /= 2)
+        longest = max(longest, __shfl_xor_sync(0xffffffffu, longest, i));
+    longest = min(longest, one);
+    int time = time_of(of, batch, s, warp == 0 ? one : max(longest / (2 * warp), LEAST_TAKEN)), best = 0;
+    __syncthreads();
+    if (threadIdx.x % 32 == 0)
+        of_warps[warp] = time;
+    __syncthreads();
+#pragma unroll 1
+    for (int w = 1; w < SCHEDULE_WARPS; w++)
+        best = of_warps[w] < of_warps[best] ? w : best;
+    return best == 0 ? one : max(longest / (2 * best), LEAST_TAKEN);
 }
 
 /* The sum of the lanes up to this one. Unrolled, ptxas 13.0 makes a function of the shuffles, which spills. */
@@ -250,8 +348,9 @@ __device__ __forceinline__ int clamped(i64 x)
 }
 
 /* Each warp has a run of sequences, and begins after the sums of the warps before it. */
-__device__ __forceinline__ void write_items(attune_cuda_scheduled *of, const attune_cuda_arguments &a,
-                                            const attune_cuda_serving &s, int most, schedule_sums *of_warps)
+__device__ __forceinline__ void write_items(attune_cuda_scheduled *to, const attune_cuda_scheduled *of,
+                                            const attune_cuda_arguments &a, const attune_cuda_serving &s, int most,
+                                            schedule_sums *of_warps)
 {
     int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     int run = (a.batch + 32 * SCHEDULE_WARPS - 1) / (32 * SCHEDULE_WARPS) * 32;
@@ -281,15 +380,15 @@ __device__ __forceinline__ void write_items(attune_cuda_scheduled *of, const att
             own_split = parts > 1 ? mine.item : 0;
         i64 to_items = scan_lanes(own_items), to_slots = scan_lanes(own_slots), to_split = scan_lanes(own_split);
         if (b + lane < end)
-            of[b + lane] = {clamped(items + to_items - own_items), parts, clamped(slots + to_slots - own_slots),
+            to[b + lane] = {clamped(items + to_items - own_items), parts, clamped(slots + to_slots - own_slots),
                             clamped(split + to_split - own_split)};
         items += __shfl_sync(0xffffffffu, to_items, 31);
         slots += __shfl_sync(0xffffffffu, to_slots, 31);
         split += __shfl_sync(0xffffffffu, to_split, 31);
     }
     if (warp == SCHEDULE_WARPS - 1 && lane == 0) {
-        of[a.batch] = {clamped(items), 1, 0, 0};
-        *(attune_cuda_schedule *)s.schedule = {s.schedule_key, clamped(items), 0, 0};
+        to[a.batch] = {clamped(items), 1, 0, 0};
+        *(attune_cuda_schedule *)s.schedule = {s.schedule_key, clamped(items), 0, 0}; /* none is taken */
     }
 }
 
@@ -297,7 +396,10 @@ __device__ __forceinline__ void make_schedule(const attune_cuda_arguments &a, co
                                               schedule_sums *sums)
 {
     static_assert(SCHEDULE_WARPS * (sizeof(schedule_sums) + sizeof(int)) <= ATTUNE_CUDA_SCHEDULE_SHARED);
-    attune_cuda_scheduled *of = (attune_cuda_scheduled *)scheduled_of(s);
+    attune_cuda_scheduled *to = (attune_cuda_scheduled *)scheduled_of(s), *of = to;
+    /* The searches read tiles and keys many times: of batches that are not very large from shared memory. */
+    if (TAKEN && a.batch <= ATTUNE_CUDA_SCHEDULE_HERE)
+        of = (attune_cuda_scheduled *)((unsigned char *)sums + ATTUNE_CUDA_SCHEDULE_SHARED);
     int *counters = counters_of(a, s), group = a.heads / a.kv_heads;
     int live = s.count.address ? min(integer_at(s.count, 0), a.batch) : a.batch;
     for (int i = (int)threadIdx.x; i < s.slots / 2; i += SCHEDULE_THREADS)
@@ -314,7 +416,10 @@ __device__ __forceinline__ void make_schedule(const attune_cuda_arguments &a, co
         int parts = (int)(((i64)t.kv_len + SPLIT_KEYS - 1) / SPLIT_KEYS) - t.kv_first / SPLIT_KEYS;
         of[i] = {clamped(tiles), FIXED ? parts : t.kv_len - t.kv_first, 0, 0};
     }
-    write_items(of, a, s, choose_keys(of, a.batch, s, (int *)(sums + SCHEDULE_WARPS)), sums);
+    int *of_warps = (int *)(sums + SCHEDULE_WARPS), most = choose_keys(of, a.batch, s, of_warps);
+    if constexpr (TAKEN)
+        most = choose_shorter(of, a.batch, s, most, of_warps);
+    write_items(to, of, a, s, most, sums);
 }
 
 #endif

@@ -7,170 +7,7 @@
  *
  * Kernels walk logical tiles of keys; pages are translated for addresses alone, so that results do not depend on them.
  */
-#include "serving_loads.cuh"
-#include "serving_parts.cuh"
-#include "serving_shared_schedule.cuh"
-
-/* With codes: addends of Q and of P, which together have the bits of the type of q and of o; factors of a row. */
-constexpr int Q_ADDENDS = !CODES || config::Q_DTYPE == ATTUNE_CUDA_BF16 ? 1
-                          : config::Q_DTYPE == ATTUNE_CUDA_F16          ? 2
-                                                                        : 3;
-constexpr int P_ADDENDS = config::O_DTYPE == ATTUNE_CUDA_F32 ? 3 : 2;
-constexpr int K_FACTORS = !CODES ? 0 : HAS_BLOCKS<K_TYPE> ? HEAD_DIM / 32 : 1;
-constexpr int V_FACTORS = !CODES ? 0 : HAS_BLOCKS<V_TYPE> ? HEAD_DIM_V / 32 : 1;
-constexpr attune_cuda_tile SERVED = {sizeof(element), HEAD_DIM,  HEAD_DIM_V, BLOCK_M,   BLOCK_N,   WARPS,
-                                     STAGES,          KEY_TERMS, Q_ADDENDS,  K_FACTORS, V_FACTORS, SHARES};
-/* GROUPS warps share rows: KEY_GROUPS of them divide the keys, and with SHARED_P all divide the columns of O. */
-constexpr bool SHARED_P = attune_cuda_serving_sm80_shares_p(SERVED),
-               ONE_BUFFER = attune_cuda_serving_sm80_one_buffer(SERVED);
-constexpr int ROW_GROUPS = BLOCK_M / 16, GROUPS = (int)attune_cuda_serving_sm80_groups(SERVED);
-constexpr int KEY_GROUPS = (int)attune_cuda_serving_sm80_key_groups(SERVED), O_GROUPS = SHARED_P ? 1 : GROUPS;
-constexpr int SERVED_DV = (int)attune_cuda_serving_sm80_dv(SERVED), CHUNKS_V = SERVED_DV / PER_CHUNK;
-constexpr int KEYS = BLOCK_N / KEY_GROUPS, N_TILES = KEYS / 8, DV_TILES = SERVED_DV / 8 / (SHARED_P ? GROUPS : 1);
-constexpr int P_PITCH = (int)attune_cuda_serving_sm80_p_pitch(SERVED);
-static_assert(!SHARES || sizeof(group_of_rows) <= attune_cuda_serving_sm80_rows(SERVED), "the layout has space for it");
-static_assert(GROUPS * ROW_GROUPS == WARPS, "warps divide the rows, then the keys");
-static_assert(SHARED_P || KEY_GROUPS == GROUPS, "a warp without keys has columns of O");
-static_assert(KEYS % 16 == 0, "a warp computes 16 columns or a multiple");
-static_assert(FLOAT32 || CODES || (K_TYPE == config::DTYPE && V_TYPE == config::DTYPE),
-              "other types are converted to float32");
-static_assert(STAGES == 1 || (K_TYPE == config::DTYPE && V_TYPE == config::DTYPE && !ONE_BUFFER),
-              "only asynchronous copies are several tiles ahead");
-/* Tiles whose keys are known, past this one; with one stage also those that are being copied. */
-constexpr int AHEAD = STAGES > 1 ? STAGES - 1 : 1;
-
-/* With several stages: K and V of a tile, as two groups of copies; none of a tile past the last. */
-__device__ __forceinline__ void copy_tile(u32 k, u32 v, const attune_cuda_arguments &a, const attune_cuda_serving &s,
-                                          const tile &t, const int2 *keys, bool more)
-{
-    if (more) {
-        load_rows<K_TYPE, HEAD_DIM, CHUNKS_D>(k, a.k, s.k_scale, t, keys, nullptr);
-        load_rows<V_TYPE, HEAD_DIM_V, CHUNKS_V>(v, a.v, s.v_scale, t, keys, nullptr);
-    } else {
-        copy_commit();
-        copy_commit();
-    }
-}
-
-/* ----------------------------------------------------------------------------------------------------------- stages */
-
-/* The warp's first row and column in the tile, rematerialised. */
-__device__ __forceinline__ int warp_row()
-{
-    return thread_index_remat() / 32 % ROW_GROUPS * 16;
-}
-
-__device__ __forceinline__ int warp_group()
-{
-    return thread_index_remat() / (32 * ROW_GROUPS);
-}
-
-__device__ __forceinline__ int warp_column()
-{
-    return warp_group() * KEYS;
-}
-
-/* The interval of keys that a row may see. */
-struct range {
-    int low, high;
-};
-
-__device__ __forceinline__ range row_range(const attune_cuda_arguments &a, const sequence &t, const tile_coord &at)
-{
-    range r = {t.kv_first, t.kv_len};
-    if constexpr (config::HAVE_MASK_RANGE) {
-        int low, high;
-        attune_mask_range(t.b, at.h, t.position + at.q, t.h_kv, t.q_len, t.kv_len, &low, &high, a.mask_symbols, 0,
-                          t.token0 - t.position);
-        r.low = max(r.low, low);
-        r.high = min(r.high, high);
-    }
-    return r;
-}
-
-/* That of all rows of the tile. Each warp computes it. */
-__device__ __forceinline__ range tile_range(const attune_cuda_arguments &a, const tile &t)
-{
-    if (!config::HAVE_MASK_RANGE)
-        return {t.kv_first, t.kv_len};
-    range all = {t.kv_len, 0};
-#pragma unroll 1
-    for (int i = (int)threadIdx.x % 32; i < BLOCK_M && t.kv_len > 0; i += 32)
-        if (t.row + i < t.rows && is_computed(a, t, t.row + i)) {
-            range r = row_range(a, sequence_of(a, t, t.row + i), row_coord(a, t, t.row + i));
-            if (r.low < r.high) {
-                all.low = min(all.low, r.low);
-                all.high = max(all.high, r.high);
-            }
-        }
-#pragma unroll
-    for (int i = 16; i > 0; i /= 2) {
-        all.low = min(all.low, __shfl_xor_sync(0xffffffffu, all.low, i));
-        all.high = max(all.high, __shfl_xor_sync(0xffffffffu, all.high, i));
-    }
-    return all;
-}
-
-/* The fixed parts of the tile that have keys of the range; one, if none has. The one that is computed: an item's, or
- * one after another. */
-__device__ __forceinline__ void find_fixed(tile &t, const range &all, bool next)
-{
-    int first = t.kv_first / part_keys(t);
-    bool some = all.low < all.high;
-    t.fixed_first = some ? all.low / part_keys(t) : first;
-    t.fixed_last = some ? (all.high - 1) / part_keys(t) : first;
-    t.fixed = next ? t.fixed + 1 : t.parts > 1 ? first + t.part : t.fixed_first;
-}
-
-/* That of the tile's part: the tiles of keys are divided evenly, if parts are not fixed. */
-__device__ __forceinline__ range part_range(const range &all, const tile &t)
-{
-    if (FIXED) {
-        i64 low = (i64)t.fixed * part_keys(t);
-        return {(int)max((i64)all.low, low), (int)min((i64)all.high, low + part_keys(t))};
-    }
-    if (t.parts == 1)
-        return all;
-    int first = all.low / BLOCK_N, tiles = max((all.high + BLOCK_N - 1) / BLOCK_N - first, 0);
-    int low = first + (int)((i64)tiles * t.part / t.parts), high = first + (int)((i64)tiles * (t.part + 1) / t.parts);
-    return {max(all.low, low * BLOCK_N), min(all.high, high * BLOCK_N)};
-}
-
-/* Whether a row sees a key, by the bits of its tree; keys before the drafts are seen. */
-__device__ __forceinline__ bool sees_draft(const attune_cuda_serving &s, const sequence &t, int query, int kv)
-{
-    int draft = kv - t.position;
-    if (draft < 0)
-        return true;
-    if (draft / 32 >= s.tree_words || query >= t.q_len)
-        return false;
-    const u32 *words = (const u32 *)s.tree.address + t.batch * s.tree.stride[0] + (t.row0 + query) * s.tree.stride[1];
-    return words[draft / 32 * s.tree.stride[2]] >> draft % 32 & 1;
-}
-
-/* Whether the expression and the tree allow a pair; `range`: of the row. */
-__device__ __forceinline__ bool allows(const attune_cuda_arguments &a, const attune_cuda_serving &s, const sequence &t,
-                                       const tile_coord &at, const range &r, int kv)
-{
-    bool allowed = true;
-    if constexpr (config::HAVE_MASK_RANGE)
-        allowed = kv >= r.low && kv < r.high;
-    else if constexpr (config::HAVE_MASK_PAIRS)
-        allowed = attune_mask(t.b, at.h, t.position + at.q, kv, t.h_kv, t.q_len, t.kv_len, 0.0f, a.mask_symbols, 0,
-                              t.token0 - t.position);
-    if constexpr (config::TREE)
-        allowed = allowed && (!s.tree.address || sees_draft(s, t, at.q, kv));
-    return allowed;
-}
-
-__device__ __forceinline__ float score_of(const attune_cuda_arguments &a, const sequence &t, const tile_coord &at,
-                                          int kv, float x)
-{
-    if constexpr (HAVE_SCORE)
-        return attune_score(t.b, at.h, t.position + at.q, kv, t.h_kv, t.q_len, t.kv_len, x * a.scale, a.score_symbols,
-                            0, t.token0 - t.position);
-    return a.scale <= 0.0f ? x * fold_sign(a.scale) : x;
-}
+#include "serving_results.cuh"
 
 /* The first bits of a NaN may be those of an infinity. */
 __device__ __forceinline__ float whole_nan(float x)
@@ -223,6 +60,53 @@ __device__ __forceinline__ void load_q(u32 to, const attune_cuda_arguments &a, c
         else
             copy_q(to + chunk_offset<CHUNKS_D>(row, chunk), from, valid, aligned);
     }
+}
+
+/* With several stages, and two warps that share rows: each has all keys of the tile over every second 16 of the head's
+ * columns, so that operands of Q are loaded for twice as many products, which are in twice as many sums. `x` is then
+ * the sum of both of the warp's keys; the other half of each is in shared memory, in the place of P, meanwhile. */
+constexpr bool HALF_COLUMNS =
+    STAGES > 1 && SHARED_P && !FLOAT32 && !CODES && GROUPS == 2 && KEY_GROUPS == 2 && CHUNKS_D % 8 == 0;
+
+__device__ __forceinline__ void multiply_half(float (&x)[1][N_TILES][4], u32 q, u32 k, float *sums)
+{
+    constexpr int ALL = KEY_GROUPS * N_TILES;
+    int lane = thread_index_remat() % 32, row = warp_row(), from = warp_group() * 2;
+    u32 q_start = q + chunk_offset<CHUNKS_D>(row + lane % 16, from + lane / 16);
+    u32 k_start = k + chunk_offset<CHUNKS_D>(lane % 8 + lane / 16 * 8, from + lane / 8 % 2);
+    float s[1][ALL][4] = {};
+#pragma unroll
+    for (int chunk = 0; chunk < CHUNKS_D; chunk += 4) {
+        u32 a[4];
+        load_matrices(a, chunk_address<CHUNKS_D>(q_start, chunk));
+#pragma unroll
+        for (int n = 0; n < ALL; n += 2) {
+            u32 b[4];
+            load_matrices(b, chunk_address<CHUNKS_D>(k_start, chunk) + (u32)(n * CHUNKS_D * 128));
+            multiply(s[0][n], a, b[0], b[1]);
+            multiply(s[0][n + 1], a, b[2], b[3]);
+        }
+    }
+    bool first = warp_group() == 0;
+    float *mine = sums + (row + lane / 4) * P_PITCH + lane % 4 * 2;
+    float *others = mine + (first ? N_TILES * 8 : 0);
+    mine += warp_column();
+#pragma unroll
+    for (int n = 0; n < N_TILES; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            *(float2 *)&others[half * 8 * P_PITCH + n * 8] =
+                make_float2(first ? s[0][N_TILES + n][2 * half] : s[0][n][2 * half],
+                            first ? s[0][N_TILES + n][2 * half + 1] : s[0][n][2 * half + 1]);
+    __syncthreads();
+#pragma unroll
+    for (int n = 0; n < N_TILES; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float2 other = *(const float2 *)&mine[half * 8 * P_PITCH + n * 8];
+            x[0][n][2 * half] = (first ? s[0][n][2 * half] : s[0][N_TILES + n][2 * half]) + other.x;
+            x[0][n][2 * half + 1] = (first ? s[0][n][2 * half + 1] : s[0][N_TILES + n][2 * half + 1]) + other.y;
+        }
 }
 
 /* 3, of codes: the sums of 32 columns, which may have a factor of their own, are added in float32. factors: of the
@@ -329,68 +213,43 @@ __device__ __forceinline__ void multiply_weighted_codes(float (&o)[1][DV_TILES][
 }
 
 /* 4: the score and mask hook, for both of the thread's rows. column: the warp's first in the tile of keys at kv0. */
+template <typename KEY>
 __device__ __forceinline__ void hook(float (&x)[1][N_TILES][4], const attune_cuda_arguments &a,
                                      const attune_cuda_serving &s, const tile &t, int kv0, int row, int column,
-                                     const int2 *keys, bool absent)
+                                     const KEY *keys, bool absent, bool inner)
 {
     column += thread_index_remat() % 4 * 2;
+    if (HAVE_INNER && inner) {
+        if (a.scale <= 0.0f)
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        tile_coord at = row_coord(a, t, row + half * 8);
-        const sequence &of = sequence_of(a, t, row + half * 8);
-        range r = row_range(a, of, at);
+            for (int n = 0; n < N_TILES; n++)
 #pragma unroll
-        for (int n = 0; n < N_TILES; n++)
+                for (int i = 0; i < 4; i++)
+                    x[0][n][i] *= fold_sign(a.scale);
+    } else
 #pragma unroll
-            for (int i = 0; i < 2; i++) {
-                float &score = x[0][n][half * 2 + i];
-                int kv = kv0 + column + n * 8 + i;
-                score = score_of(a, of, at, kv, score);
-                if (!allows(a, s, of, at, r, kv))
-                    score = -ATTUNE_INF;
-            }
-    }
+        for (int half = 0; half < 2; half++) {
+            tile_coord at = row_coord(a, t, row + half * 8);
+            const sequence &of = sequence_of(a, t, row + half * 8);
+            range r = row_range(a, of, at);
+#pragma unroll
+            for (int n = 0; n < N_TILES; n++)
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    float &score = x[0][n][half * 2 + i];
+                    int kv = kv0 + column + n * 8 + i;
+                    score = score_of(a, of, at, kv, score);
+                    if (!allows(a, s, of, at, r, kv))
+                        score = -ATTUNE_INF;
+                }
+        }
     if (absent)
 #pragma unroll
         for (int n = 0; n < N_TILES; n++)
 #pragma unroll
             for (int i = 0; i < 2; i++)
-                if (keys[column + n * 8 + i].x < 0)
+                if (presence(keys[column + n * 8 + i]) < 0)
                     x[0][n][i] = x[0][n][2 + i] = -ATTUNE_INF;
-}
-
-/* Column d of O of a row, from the pairs that are allowed alone (non_finite.cuh). */
-__device__ __forceinline__ recomputed_element recompute(const attune_cuda_arguments &a, const attune_cuda_serving &s,
-                                                        const tile &t, const tile_coord &at, int d)
-{
-    const q_element *q =
-        (const q_element *)a.q.address + t.batch * a.q.batch + at.h * a.q.head + (t.row0 + at.q) * a.q.row;
-    const byte *k = cached_head<K_TYPE>(a.k, t), *v = cached_head<V_TYPE>(a.v, t);
-    float factor = fold_factor(a.scale);
-    recomputed_element r = {0.0f, -ATTUNE_INF, 0.0f};
-    range seen = row_range(a, t, at);
-#pragma unroll 1
-    for (int kv = seen.low; kv < seen.high; kv++) {
-        int2 key = key_of(t, s, kv);
-        if (key.x < 0 || !allows(a, s, t, at, seen, kv))
-            continue;
-        float x = 0.0f, factor_k = factor_of<K_TYPE>(s.k_scale, t, key),
-              factor_v = factor_of<V_TYPE>(s.v_scale, t, key);
-        const byte *k_row = k + row_at(a.k, key) * TYPE_BYTES<K_TYPE>,
-                   *v_row = v + row_at(a.v, key) * TYPE_BYTES<V_TYPE>;
-#pragma unroll 1
-        for (int i = 0; i < HEAD_DIM; i++)
-            x = __fmaf_rn(widen_q(q[i]), load_value<K_TYPE>(k_row, i, factor_k), x);
-        x = score_of(a, t, at, kv, x);
-        float row_max = fmaxf(r.m, x), base = row_max == -ATTUNE_INF ? 0.0f : row_max;
-        float alpha = exp2_fast((r.m - base) * factor), weight = exp2_fast((x - base) * factor);
-        r.o = __fmaf_rn(weight, load_value<V_TYPE>(v_row, d, factor_v), r.o * alpha);
-        r.l = r.l * alpha + weight;
-        r.m = row_max;
-        if (r.o != r.o)
-            break; /* it remains NaN */
-    }
-    return r;
 }
 
 /* 5, where warps divide the columns of O: the maxima of the warp's keys, for the others. */
@@ -451,178 +310,33 @@ __device__ __forceinline__ void load_p(float (&x)[1][BLOCK_N / 8][4], const floa
         }
 }
 
-/* 7: the warps' results replace the operands in shared memory: O[O_GROUPS][BLOCK_M][SERVED_DV], then m and l. */
-__device__ __forceinline__ void save_groups(float *o_groups, float *ml_groups, const float (&o)[1][DV_TILES][4],
-                                            const float (&m)[1][2], const float (&l)[1][2])
+/* 6, of the warp's columns of O, with addresses that are kept. */
+template <int CHUNKS>
+__device__ __forceinline__ void multiply_columns(float (&o)[1][DV_TILES][4], const float (&p)[1][BLOCK_N / 8][4], u32 v)
 {
-    int lane = (int)threadIdx.x % 32;
-    int group = (int)threadIdx.x / (32 * ROW_GROUPS), row = warp_row() + lane / 4;
-    int to = SHARED_P ? row : group * BLOCK_M + row, column = (SHARED_P ? group * DV_TILES * 8 : 0) + lane % 4 * 2;
+    if constexpr (STAGES > 1 && !FLOAT32 && CHUNKS % 8 == 0 && DV_TILES % 8 == 0) {
+        int lane = thread_index_remat() % 32;
+        u32 start = v + chunk_offset<CHUNKS>(lane % 16, lane / 16) + (u32)(warp_group() * DV_TILES * 16);
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        float sum = l[0][half];
-        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        for (int n = 0; n < BLOCK_N / 8; n += 2) {
+            u32 a[1][4];
+            pack_weights(a, p, n);
 #pragma unroll
-        for (int d = 0; d < DV_TILES; d++)
-            *(float2 *)&o_groups[(to + half * 8) * SERVED_DV + d * 8 + column] =
-                make_float2(o[0][d][half * 2], o[0][d][half * 2 + 1]);
-        if (lane % 4 == 0 && group < KEY_GROUPS)
-            *(float2 *)&ml_groups[(group * BLOCK_M + row + half * 8) * 2] = make_float2(m[0][half], sum);
-    }
-}
-
-__device__ __forceinline__ recomputed_element merge_groups(const float *o, const float *ml, int row, int d,
-                                                           float factor)
-{
-    recomputed_element x = {0.0f, -ATTUNE_INF, 0.0f};
-#pragma unroll
-    for (int g = 0; g < KEY_GROUPS; g++)
-        x.m = fmaxf(x.m, ml[(g * BLOCK_M + row) * 2]);
-    float base = x.m == -ATTUNE_INF ? 0.0f : x.m;
-#pragma unroll
-    for (int g = 0; g < KEY_GROUPS; g++) {
-        float weight = exp2_fast((ml[(g * BLOCK_M + row) * 2] - base) * factor);
-        x.l += ml[(g * BLOCK_M + row) * 2 + 1] * weight;
-        if (g < O_GROUPS)
-            x.o += o[(g * BLOCK_M + row) * SERVED_DV + d] * weight;
-    }
-    return x;
-}
-
-/* Stores an element of O, and LSE. */
-__device__ __forceinline__ void finish(const attune_cuda_arguments &a, const attune_cuda_serving &s, const tile &t,
-                                       const tile_coord &at, int d, recomputed_element x, float factor)
-{
-    if ((HAVE_MASK || config::TREE) && !finite(x.o) && finite(x.l)) {
-        recomputed_element again = recompute(a, s, t, at, d);
-        /* Scalar products round differently than the tensor cores: divide by the sum of the recomputed weights, and
-         * scale by the one that the row is normalised with. */
-        x.o = again.l == 0.0f ? again.o : again.o * (x.l / again.l);
-    }
-    tile_coord to = {t.batch, at.h, at.h_kv, t.row0 + at.q};
-    float row_max = x.m * (factor * ATTUNE_LN2);
-    row_total total = row_total_of(a, at.h, row_max, x.l);
-    store_column(a, to, d, x.o * total.weight, total.sum);
-    if (!d)
-        store_state(a, to, total.most, total.sum, row_max, x.l);
-}
-
-/* Whether this CTA adds the fixed parts of a tile. */
-__device__ __forceinline__ bool adds_fixed(const tile &t)
-{
-    return FIXED && t.parts == 1 && t.fixed_first < t.fixed_last;
-}
-
-/* The result of a fixed part, with those before it. */
-__device__ __forceinline__ recomputed_element with_sum(const attune_cuda_serving &s, const tile &t, int row, int d,
-                                                       const recomputed_element &x, float factor)
-{
-    if (t.fixed == t.fixed_first)
-        return x;
-    const float *sum = sum_of_parts(s);
-    float2 ml = *(const float2 *)(sum + PART_ML + row * 2);
-    return add_fixed({sum[row * HEAD_DIM_V + d], ml.x, ml.y}, x, factor);
-}
-
-/* Adds a fixed part, which is not the last, to the sum. Maxima and sums are stored when all threads have read them. */
-__device__ __forceinline__ void store_sum(const float *o, const float *ml, const attune_cuda_serving &s, const tile &t,
-                                          float factor)
-{
-    float *to = sum_of_parts(s);
-#pragma unroll 1
-    for (int i = (int)threadIdx.x; i < BLOCK_M * HEAD_DIM_V; i += THREADS) {
-        int row = i / HEAD_DIM_V, d = i - row * HEAD_DIM_V;
-        to[i] = with_sum(s, t, row, d, merge_groups(o, ml, row, d, factor), factor).o;
-    }
-    static_assert(BLOCK_M <= THREADS, "a thread has one row's");
-    int row = (int)threadIdx.x < BLOCK_M ? (int)threadIdx.x : 0;
-    recomputed_element mine = with_sum(s, t, row, 0, merge_groups(o, ml, row, 0, factor), factor);
-    __syncthreads();
-    if ((int)threadIdx.x < BLOCK_M)
-        *(float2 *)(to + PART_ML + row * 2) = make_float2(mine.m, mine.l);
-}
-
-/* Merges the warps' results, and stores those of the tile, or of its part. Returns whether the part of a group has an
- * element that is not finite. */
-__device__ __forceinline__ bool store(const float *o, const float *ml, const attune_cuda_arguments &a,
-                                      const attune_cuda_serving &s, const tile &t, float factor)
-{
-    bool bad = false;
-#pragma unroll 1
-    for (int i = (int)threadIdx.x; i < BLOCK_M * HEAD_DIM_V; i += THREADS) {
-        int row = i / HEAD_DIM_V, d = i - row * HEAD_DIM_V;
-        if (t.row + row >= t.rows)
-            break;
-        if (!is_computed(a, t, t.row + row))
-            continue;
-        recomputed_element x = merge_groups(o, ml, row, d, factor);
-        if (SHARES)
-            bad = bad || (!finite(x.o) && finite(x.l));
-        if (adds_fixed(t))
-            x = with_sum(s, t, row, d, x, factor);
-        if (config::PARTS && t.parts > 1)
-            store_partial(part_at(s, t, t.part), row, d, x);
-        else
-            finish(a, s, t, row_coord(a, t, t.row + row), d, x, factor);
-    }
-    return bad;
-}
-
-/* Stores the sums of the parts. */
-__device__ __forceinline__ void store_parts(const attune_cuda_arguments &a, const attune_cuda_serving &s, const tile &t,
-                                            float factor)
-{
-#pragma unroll 1
-    for (int i = (int)threadIdx.x * 4; i < BLOCK_M * HEAD_DIM_V; i += THREADS * 4) {
-        int row = i / HEAD_DIM_V, d = i - row * HEAD_DIM_V;
-        if (t.row + row >= t.rows)
-            break;
-        tile_coord at = row_coord(a, t, t.row + row);
-        four_columns sum = FIXED ? add_fixed_parts(a, s, t, row, d, factor) : add_parts(s, t, row, d, factor);
-        finish(a, s, t, at, d, {sum.o.x, sum.m, sum.l}, factor);
-        finish(a, s, t, at, d + 1, {sum.o.y, sum.m, sum.l}, factor);
-        finish(a, s, t, at, d + 2, {sum.o.z, sum.m, sum.l}, factor);
-        finish(a, s, t, at, d + 3, {sum.o.w, sum.m, sum.l}, factor);
-    }
-}
-
-/* With config::SHARES, the end of a part of an item: rows of which this was the last part are stored. */
-template <typename TILE>
-__device__ __forceinline__ void finish_members(const attune_cuda_arguments &a, const attune_cuda_serving &s, TILE &t,
-                                               float factor)
-{
-    if constexpr (SHARES) {
-        int members = t.members;
-        if (members == 1) {
-            if (last_of_parts(a, s, t))
-                store_parts(a, s, t, factor);
-            return;
+            for (int d = 0; d < DV_TILES; d += 2) {
+                u32 b[4];
+                load_matrices_transposed(b, chunk_address<CHUNKS>(start, d) + (u32)(n * CHUNKS * 128));
+                multiply(o[0][d], a[0], b[0], b[1]);
+                multiply(o[0][d + 1], a[0], b[2], b[3]);
+            }
         }
-        group_of_rows &g = group_of(t);
-        count_parts(g, members, a, s);
-#pragma unroll 1
-        for (int i = 0; i < members; i++) {
-            if (!g.finished[i])
-                continue;
-            /* In shared memory alone: the addresses of its rows are taken. */
-            if (threadIdx.x == 0)
-                find_member(t, g.member[i], a, s);
-            __syncthreads();
-            range seen = tile_range(a, t);
-            if (threadIdx.x == 0)
-                find_fixed(t, seen, false);
-            __syncthreads();
-            store_parts(a, s, t, factor);
-            __syncthreads();
-        }
-    }
+    } else
+        multiply_pv<CHUNKS>(o, p, v, warp_group() * DV_TILES);
 }
 
 /* ---------------------------------------------------------------------------------------------------------- kernels */
 
 /* The place in the ring of STAGES + 1 tiles' keys that is `tiles` past `place`. */
-__device__ __forceinline__ int key_place(int place, int tiles)
+__device__ __forceinline__ int ring_place(int place, int tiles)
 {
     place += tiles * BLOCK_N;
     return place < (STAGES + 1) * BLOCK_N ? place : place - (STAGES + 1) * BLOCK_N;
@@ -645,15 +359,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     constexpr attune_cuda_serving_sm80_layout AT = attune_cuda_serving_sm80(SERVED);
     static_assert(planned(AT.size));
     u32 q_tile = shared_address(memory), k_tile = q_tile + AT.k, v_tile = q_tile + AT.v;
-    int2 *keys = (int2 *)(memory + AT.keys);
+    typedef key_of_tile<(STAGES > 1)>::type key;
+    key *keys = (key *)(memory + AT.keys);
     float *maxima = (float *)(memory + AT.maxima), *p = (float *)(memory + AT.p);
     float *k_factors = (float *)(memory + AT.k_factors), *v_factors = (float *)(memory + AT.v_factors);
     tile &t = *(tile *)(memory + AT.rows);
     float factor = uniform(fold_factor(a.scale));
+    [[maybe_unused]] bool v_of_k = v_is_of_k(a);
     tile found;
     /* A grid has fewer than 2^31 CTAs: tiles from there on are of sequences that claim the same rows. */
     for (u32 index = (u32)block_here(); (int)index >= 0 && find_tile(found, a, s, (int)index);
-         index += (u32)grid_here()) {
+         index = TAKEN && config::PARTS ? next_item(s, index, (int *)memory) : index + (u32)grid_here()) {
         if (config::PARTS && found.row >= found.rows)
             continue;
         find_keys(found, a, s);
@@ -672,51 +388,61 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             u32 stage = 0;
             float o[1][DV_TILES][4] = {}, m[1][2] = {{-ATTUNE_INF, -ATTUNE_INF}}, l[1][2] = {};
 
+            range inner = inner_range(a, rows);
+            [[maybe_unused]] heads from = {cached_head<K_TYPE>(a.k, rows), cached_head<V_TYPE>(a.v, rows)};
+
             /* 1: load Q, and the first tiles of K. */
             load_q(q_tile, a, rows);
-            next_keys next;
+            next_of_tile<(STAGES > 1)>::type next;
             bool absent_next[AHEAD];
+            begin_keys(next, s, kv);
             fetch_keys(next, found, s, kv);
 #pragma unroll
             for (int i = 0; i < AHEAD; i++) {
-                absent_next[i] = __syncthreads_or(store_keys(next, keys + i * BLOCK_N));
-                if (STAGES == 1)
+                absent_next[i] = __syncthreads_or(store_keys(next, keys + i * BLOCK_N, a, s));
+                if constexpr (STAGES == 1)
                     load_rows<K_TYPE, HEAD_DIM, CHUNKS_D>(k_tile, a.k, s.k_scale, t, keys, k_factors);
                 else
-                    copy_tile(k_tile + i * AT.k_stage, v_tile + i * AT.v_stage, a, s, t, keys + i * BLOCK_N,
+                    copy_tile(k_tile + i * AT.k_stage, v_tile + i * AT.v_stage, a, from, keys + i * BLOCK_N, v_of_k,
                               kv + i * BLOCK_N < end);
+                advance_keys(next, s);
                 fetch_keys(next, t, s, kv + (i + 1) * BLOCK_N);
             }
             for (; kv < end; kv += BLOCK_N) {
-                int2 *here = keys + place, *later = keys + key_place(place, AHEAD);
+                key *here = keys + place, *later = keys + ring_place(place, AHEAD);
                 bool absent = absent_next[0];
                 float x[1][N_TILES][4];
                 u32 k = k_tile + stage * AT.k_stage, v = v_tile + stage * AT.v_stage;
-                place = key_place(place, 1);
+                place = ring_place(place, 1);
 #pragma unroll
                 for (int i = 0; i + 1 < AHEAD; i++)
                     absent_next[i] = absent_next[i + 1];
                 /* 2: K is loaded, with several stages V too; the copies of V, or of a later tile, start. */
-                copy_wait<STAGES == 1 ? 0 : 2 * (AHEAD - 1)>();
-                bool some = store_keys(next, later);
+                copy_wait<STAGES == 1 ? 0 : AHEAD - 1>();
+                bool some = store_keys(next, later, a, s);
                 absent_next[AHEAD - 1] = __syncthreads_or(some);
                 if constexpr (STAGES > 1) {
                     u32 free_stage = stage == 0 ? STAGES - 1 : stage - 1;
-                    copy_tile(k_tile + free_stage * AT.k_stage, v_tile + free_stage * AT.v_stage, a, s, t, later,
-                              kv + AHEAD * BLOCK_N < end);
+                    copy_tile(k_tile + free_stage * AT.k_stage, v_tile + free_stage * AT.v_stage, a, from, later,
+                              v_of_k, kv + AHEAD * BLOCK_N < end);
                     stage = stage + 1 == STAGES ? 0 : stage + 1;
                 } else if (!ONE_BUFFER)
                     load_rows<V_TYPE, HEAD_DIM_V, CHUNKS_V>(v, a.v, s.v_scale, t, here, v_factors);
+                advance_keys(next, s);
                 fetch_keys(next, t, s, kv + (AHEAD + 1) * BLOCK_N);
                 /* 3, 4: S, then score and mask. */
+                [[maybe_unused]] u32 v_in_k = k;
                 if (!SHARED_P || warp_group() < KEY_GROUPS) {
-                    k += (u32)(warp_column() * CHUNKS_D * 16);
-                    if constexpr (CODES)
+                    if constexpr (!HALF_COLUMNS)
+                        k += (u32)(warp_column() * CHUNKS_D * 16);
+                    if constexpr (HALF_COLUMNS)
+                        multiply_half(x, q_tile, k, p);
+                    else if constexpr (CODES)
                         multiply_codes(x, q_tile, k, warp_row(), k_factors + warp_column() * K_FACTORS);
                     else
                         multiply_qk(x, q_tile, k, warp_row());
                     hook(x, a, s, t, kv, t.row + warp_row() + thread_index_remat() % 32 / 4, warp_column(), here,
-                         absent);
+                         absent, kv >= inner.low && kv + BLOCK_N <= inner.high);
                     if (SHARED_P)
                         store_maxima(maxima, x);
                 }
@@ -745,8 +471,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     load_p(all, p);
                     if constexpr (CODES)
                         multiply_weighted_codes(o, all, v, warp_group() * DV_TILES, v_factors);
+                    else if (V_OF_K && v_of_k)
+                        multiply_columns<CHUNKS_D>(o, all, v_in_k);
                     else
-                        multiply_pv<CHUNKS_V>(o, all, v, warp_group() * DV_TILES);
+                        multiply_columns<CHUNKS_V>(o, all, v);
                 } else {
                     softmax(x, o, m, l, factor);
                     v += (u32)(warp_column() * CHUNKS_V * 16);
@@ -774,8 +502,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     computes_again(t, store((const float *)memory, (const float *)(memory + AT.ml), a, s, t, factor));
             if (SHARES && !more && t.parts > 1)
                 finish_members(a, s, t, factor);
-            else if (!SHARES && config::PARTS && t.parts > 1 && last_of_parts(a, s, t))
-                store_parts(a, s, t, factor);
+            else if (!SHARES && config::PARTS && t.parts > 1 && last_of_parts(a, s, t)) {
+                if constexpr (WEIGHTED_PARTS)
+                    store_weighted_parts((float *)memory, a, s, t, factor);
+                else
+                    store_parts(a, s, t, factor);
+            }
             __syncthreads();
             if (more) {
                 found = t;

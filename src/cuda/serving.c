@@ -11,7 +11,8 @@ attune_status attune__cuda_serving_load(attune__cuda_program *program, const att
 {
     attune__cuda_device *device = attune__cuda_of(program->base.device);
     program->resident = device->base.info.limits.compute_units * desc->choice->occupancy;
-    program->parts = attune__cuda_serving_parts(desc->shape, desc->choice->block_m, program->resident);
+    program->parts =
+        attune__cuda_serving_parts(desc->shape, desc->choice->block_m, desc->choice->num_stages, program->resident);
     if (!program->parts.slots)
         return ATTUNE_OK;
     if (program->parts.workspace > desc->choice->workspace)
@@ -148,7 +149,9 @@ static attune__cu_result launch_schedule(const attune__cuda_program *program, co
 {
     return attune__cuda_of(program->base.device)
         ->driver.launch(program->schedule, 1, 1, 1, ATTUNE_CUDA_SCHEDULE_THREADS, 1, 1,
-                        program->parts.shares ? ATTUNE_CUDA_SHARED_SCHEDULE_SHARED : ATTUNE_CUDA_SCHEDULE_SHARED,
+                        program->parts.shares
+                            ? ATTUNE_CUDA_SHARED_SCHEDULE_SHARED
+                            : ATTUNE_CUDA_SCHEDULE_SHARED + ATTUNE_CUDA_SCHEDULE_HERE * sizeof(attune_cuda_scheduled),
                         queue->stream, parameters, NULL);
 }
 

@@ -143,7 +143,8 @@ typedef struct attune__cuda_parts {
     bool fixed;                   /* a CTA may compute several parts of a tile, one after another */
     uint64_t schedule, workspace; /* bytes, multiples of 256 */
 } attune__cuda_parts;
-attune__cuda_parts attune__cuda_serving_parts(const attune__shape *shape, uint32_t block_m, uint32_t resident);
+attune__cuda_parts attune__cuda_serving_parts(const attune__shape *shape, uint32_t block_m, uint32_t stages,
+                                              uint32_t resident);
 
 /*
  * sm90a and sm80_atomic have one kernel, which adds dQ to float32 sums in the workspace. They begin where other

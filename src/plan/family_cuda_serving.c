@@ -20,7 +20,8 @@ bool attune__cuda_shares(const attune__shape *s)
     return s->shared_sequences > 1 && attune__cuda_has_parts(s);
 }
 
-attune__cuda_parts attune__cuda_serving_parts(const attune__shape *s, uint32_t block_m, uint32_t resident)
+attune__cuda_parts attune__cuda_serving_parts(const attune__shape *s, uint32_t block_m, uint32_t stages,
+                                              uint32_t resident)
 {
     if (!attune__cuda_has_parts(s))
         return (attune__cuda_parts){.slots = 0};
@@ -31,12 +32,14 @@ attune__cuda_parts attune__cuda_serving_parts(const attune__shape *s, uint32_t b
     /* Those of a tile, and of all tiles that a call may have. */
     const double rows = (double)s->tokens * (double)group,
                  tiles = (rows / block_m + (double)s->batch) * (double)s->kv_heads;
-    const uint32_t each = s->split_keys ? s->split_keys : ATTUNE_CUDA_SERVING_PART_KEYS;
+    const uint32_t least = stages > 1 ? ATTUNE_CUDA_SERVING_LEAST_KEYS : ATTUNE_CUDA_SERVING_PART_KEYS,
+                   each = s->split_keys ? s->split_keys : least;
     const double keys = (double)s->kv_len / each + 1;
     double slots = tiles * (fixed ? keys : fmin(keys, ATTUNE_CUDA_SERVING_PARTS));
-    /* Of tiles that share keys each has one of its own, and another where it is divided. */
+    /* Of tiles that share keys each has one of its own, and another where it is divided. With several stages there may
+     * be more parts than run at once. */
     if (!s->split_keys)
-        slots = fmin(slots, 2.0 * resident + (shares ? 2 * tiles : 0));
+        slots = fmin(slots, (stages > 1 && !shares ? 8.0 : 2.0) * resident + (shares ? 2 * tiles : 0));
     slots = fmin(slots, (double)most);
     attune__cuda_parts parts = {
         .slots = (uint32_t)slots, .split_keys = s->split_keys, .shares = shares, .fixed = fixed};

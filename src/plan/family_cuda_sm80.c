@@ -289,7 +289,12 @@ static const attune__tile sm80_serving_16[] = {
     ATTUNE__TILE(16, 32, 1, 2),
     ATTUNE__TILE(16, 16, 1, 1),
 };
-/* Where K and V are copied as they are, the next tile is loaded while this one is computed. */
+/* Where K and V are copied as they are, the next tile is loaded while this one is computed; two of them where two CTAs
+ * have the space. */
+static const attune__tile sm80_serving_ahead_16[] = {
+    ATTUNE__TILE(16, 64, 3, 4), ATTUNE__TILE(16, 64, 2, 4), ATTUNE__TILE(16, 64, 1, 4),
+    ATTUNE__TILE(16, 32, 1, 2), ATTUNE__TILE(16, 16, 1, 1),
+};
 static const attune__tile sm80_serving_copied_16[] = {
     ATTUNE__TILE(16, 64, 2, 4),
     ATTUNE__TILE(16, 64, 1, 4),
@@ -323,6 +328,17 @@ static const attune__tile sm80_serving_512_64[] = {
     ATTUNE__TILE(32, 16, 1, 8),
     ATTUNE__TILE(16, 16, 1, 4),
 };
+/* Where K and V are copied as they are. */
+static const attune__tile sm80_serving_copied_512_16[] = {
+    ATTUNE__TILE(16, 32, 2, 4),
+    ATTUNE__TILE(16, 64, 1, 4),
+    ATTUNE__TILE(16, 32, 1, 4),
+    ATTUNE__TILE(16, 16, 1, 4),
+};
+static const attune__tile sm80_serving_copied_512_64[] = {
+    ATTUNE__TILE(64, 32, 2, 8), ATTUNE__TILE(64, 32, 1, 8), ATTUNE__TILE(32, 32, 1, 8),
+    ATTUNE__TILE(32, 16, 1, 8), ATTUNE__TILE(16, 16, 1, 4),
+};
 static const attune__tile sm80_serving_f32_512_16[] = {
     ATTUNE__TILE(16, 32, 1, 4),
     ATTUNE__TILE(16, 16, 1, 4),
@@ -353,11 +369,16 @@ static attune__cuda_tiles sm80_serving_tiles(const attune__search *search, bool 
         return TILES(sm80_serving_f32_512_32);
     if (parts && dv > 128 && few)
         return TILES(sm80_serving_f32_512_16);
-    if (dv > (parts ? 128u : 256u))
-        return few ? TILES(sm80_serving_512_16) : TILES(sm80_serving_512_64);
     /* A smaller unit has as many bytes in flight with another CTA in the place of another stage. */
-    if (few && sm80_serving_copies(s) && search->limits->shared_memory >= 160 * 1024)
-        return TILES(sm80_serving_copied_16);
+    const bool stages = sm80_serving_copies(s) && search->limits->shared_memory >= 160 * 1024;
+    if (dv > (parts ? 128u : 256u))
+        return few && stages ? TILES(sm80_serving_copied_512_16)
+               : few         ? TILES(sm80_serving_512_16)
+               : stages      ? TILES(sm80_serving_copied_512_64)
+                             : TILES(sm80_serving_512_64);
+    if (few && stages)
+        return search->limits->shared_memory >= 200 * 1024 ? TILES(sm80_serving_ahead_16)
+                                                           : TILES(sm80_serving_copied_16);
     if (few)
         return TILES(sm80_serving_16);
     if (!parts)
@@ -496,6 +517,10 @@ static uint32_t sm80_registers(const attune__search *search, const attune__tile 
         uint32_t rows = v[ATTUNE__BLOCK_M] / 16, shares = v[ATTUNE__NUM_WARPS] / rows;
         if (s->tokens && s->head_dim_v > (attune__cuda_is_f32(s) || attune__cuda_codes(s) ? 128u : 256u))
             return base + 16 * dv / shares / 32 + v[ATTUNE__BLOCK_N];
+        /* With several stages over a cache, where the keys to come are and which of them all rows of the tile see. With
+         * fewer the schedule would count on CTAs that do not fit; fixed parts do not follow their number. */
+        if (s->tokens && v[ATTUNE__NUM_STAGES] > 1 && !s->split_keys && !attune__cuda_shares(s))
+            base += 24;
         return base + 16 * dv / 32 + 16 * v[ATTUNE__BLOCK_N] / shares / 32;
     }
     return base + v[ATTUNE__BLOCK_M] * (v[ATTUNE__BLOCK_N] + dv) / threads;
@@ -527,7 +552,7 @@ static uint64_t sm80_workspace(const attune__search *search, const attune__tile 
     const uint32_t occupancy = attune__occupancy(search->limits, cost);
     if (!search->shape->tokens)
         return attune__cuda_workspace_bytes(search, tile, cost, split);
-    return attune__cuda_serving_parts(search->shape, tile->value[ATTUNE__BLOCK_M],
+    return attune__cuda_serving_parts(search->shape, tile->value[ATTUNE__BLOCK_M], tile->value[ATTUNE__NUM_STAGES],
                                       search->limits->compute_units * (occupancy ? occupancy : 1))
         .workspace;
 }

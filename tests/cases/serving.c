@@ -28,6 +28,10 @@ static const int64_t even[][2] = {{3, 100}, {3, 3}, {3, 77}, {3, 0}, {3, 128}, {
 static const int64_t longer[][2] = {{1, 1500}, {5, 700}, {70, 900}, {1, 300}, {1, 40},
                                     {0, 600},  {3, 513}, {1, 1024}, {1, 257}, {-1}};
 
+/* Of lengths that differ, so that there are more parts than run at once. */
+static const int64_t ragged[][2] = {{1, 2900}, {1, 40},  {2, 1900}, {1, 700},  {1, 2500}, {1, 1},
+                                    {1, 1300}, {2, 600}, {0, 9},    {1, 2100}, {-1}};
+
 /* As few as have several splits. */
 static const int64_t few[][2] = {{1, 600}, {2, 520}, {1, 9}, {-1}};
 
@@ -64,6 +68,10 @@ static const serving_case cases[] = {
     {"head_512", 2, 1, 512, 512, 16, CAUSAL, NULL, 0, decode, NULL, 0, 0, 0},
     {"absorbed", 16, 1, 576, 512, 64, CAUSAL, NULL, VIEW, decode, NULL, 0, 0, 0},
     {"absorbed_mix", 4, 1, 576, 512, 16, CAUSAL, NULL, VIEW | LIST, drafts, NULL, 0, 0, 0},
+    {"absorbed_heads", 64, 1, 576, 512, 16, CAUSAL, NULL, VIEW, decode, NULL, 0, 0, 0},
+    {"absorbed_apart", 32, 1, 576, 512, 5, CAUSAL, NULL, FIRST, decode, NULL, 0, 0, 0},
+    {"ragged", 8, 2, 64, 64, 16, CAUSAL, NULL, SINKS, ragged, NULL, 0, 0, 0},
+    {"ragged_window", 4, 2, 40, 72, 5, "q >= kv && q - kv < 900", NULL, FIRST | LIST | HOLES, ragged, NULL, 0, 0, 0},
     {"tree", 4, 2, 64, 64, 16, NULL, NULL, TREE, drafts, NULL, 0, 0, 0},
     {"tree_window", 4, 2, 64, 64, 16, "q - kv < 60", NULL, TREE | SINKS | FIRST, drafts, NULL, 0, 0, 0},
     {"tree_uniform", 4, 2, 64, 64, 16, CAUSAL, NULL, TREE | UNIFORM, even, NULL, 0, 0, 0},

@@ -11,13 +11,13 @@ MERGE = r'case \d+: \d+ parts|in place of part|differences'
 FAULTS = [
     # ------------------------------------------------------------------------------------------------------- serving
     # K is read before its copy is complete.
-    ('case=pages_16 cases serving_cases/cuda', 'serving_sm80.cu', 'copy_wait<STAGES == 1 ? 0 : 2 * (AHEAD - 1)>();', '',
+    ('case=pages_16 cases serving_cases/cuda', 'serving_sm80.cu', 'copy_wait<STAGES == 1 ? 0 : AHEAD - 1>();', '',
      'cp.async writes that its thread has not waited for'),
     # Each thread waits for its own copies and stores its own keys, and reads those of others.
     ('case=pages_16 cases serving_cases/cuda', 'serving_sm80.cu', 'absent_next[AHEAD - 1] = __syncthreads_or(some);', 'absent_next[AHEAD - 1] = some;',
      SHARED),
     # Tiles of keys take each other's places in the ring of their pages.
-    ('case=window cases serving_cases/cuda', 'serving_sm80.cu', '*later = keys + key_place(place, AHEAD);', '*later = keys + place;', SHARED),
+    ('case=window cases serving_cases/cuda', 'serving_sm80.cu', '*later = keys + ring_place(place, AHEAD);', '*later = keys + place;', SHARED),
     # A copy ahead goes to the stage that is computed.
     ('case=window cases serving_cases/cuda', 'serving_sm80.cu', 'u32 free_stage = stage == 0 ? STAGES - 1 : stage - 1;', 'u32 free_stage = stage;',
      SHARED),
@@ -33,7 +33,7 @@ FAULTS = [
     ('case=pages_16 cases serving_cases/cuda', 'serving_loads.cuh', 'copy_chunk(to + chunk_offset<CHUNKS>(row, chunk + i)',
      'copy_chunk(to + chunk_offset<CHUNKS>(row ^ 1, chunk + i)', ORACLE),
     # A row sees its neighbour's drafts.
-    ('case=tree cases serving_cases/cuda', 'serving_sm80.cu', 'words[draft / 32 * s.tree.stride[2]] >> draft % 32', 'words[draft / 32 * s.tree.stride[2]] >> (draft + 1) % 32',
+    ('case=tree cases serving_cases/cuda', 'serving_tile.cuh', 'words[draft / 32 * s.tree.stride[2]] >> draft % 32', 'words[draft / 32 * s.tree.stride[2]] >> (draft + 1) % 32',
      ORACLE),
     # Blocks of 32 codes have the first one's factor.
     ('case=q8_0 cases serving_cases/cuda', 'serving_loads.cuh', 'factors[row * FACTORS + chunk / 4] = x[r][i].factor;', 'factors[row * FACTORS] = x[r][i].factor;',
@@ -47,6 +47,12 @@ FAULTS = [
     # A warp of the schedule reads another one's choice before it is stored.
     ('case=split_few cases serving_cases/cuda', 'serving_schedule.cuh', '        of_warps[threadIdx.x / 32] = found;\n    __syncthreads();',
      '        of_warps[threadIdx.x / 32] = found;', SHARED),
+    # A CTA leaves out an item when it takes its second one.
+    ('case=ragged cases serving_cases/cuda', 'serving_schedule.cuh', 'index = grid + (u32)*place;', 'index = grid + (u32)*place + 1;', ORACLE),
+    # The items that were taken are left for the next call.
+    ('case=ragged cases serving_cases/cuda', 'serving_schedule.cuh', '            schedule->taken = 0;', '            ;', 'other bits from other pages|' + ORACLE),
+    # An entry of the block table is not left after its last row.
+    ('case=ragged cases serving_cases/cuda', 'serving_loads.cuh', '            n.entry[i]++;', '            ;', 'other bits from pages|' + ORACLE),
     # Rows of a group read the queries of its first sequence.
     ('case=gather_tree cases serving_cases/cuda', 'serving_sm80.cu', 'base = rows_of_q(a, sequence_of(a, t, t.row + row));', 'base = rows_of_q(a, t);', ORACLE),
     # A sequence has the partial results of the one whose items have the parts that it shares.
@@ -91,7 +97,7 @@ FAULTS = [
     ('scale=0.2 api mask_tensor/cuda', 'mask_lists.cu', 'any_forbidden ? PARTIAL : FULL', 'any_forbidden ? FULL : PARTIAL', 'differs'),
     # ------------------------------------------------------------------------------------------------------- decode
     # K is read before its copy is complete, or before those of other threads are.
-    ('dtype=f16 cases forward_cuda/decode_few', 'decode_sm80.cu', 'copy_wait<STAGES == 1 ? 0 : 2 * (AHEAD - 1)>();', '',
+    ('dtype=f16 cases forward_cuda/decode_few', 'decode_sm80.cu', 'copy_wait<STAGES == 1 ? 0 : AHEAD - 1>();', '',
      'cp.async writes that its thread has not waited for'),
     ('dtype=f16 cases forward_cuda/decode_few', 'decode_sm80.cu', '(AHEAD - 1)>();\n        __syncthreads();', '(AHEAD - 1)>();', SHARED),
     # O overwrites operands that are read.

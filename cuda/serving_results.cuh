@@ -1,0 +1,279 @@
+/* SPDX-License-Identifier: MIT */
+/* The results of a tile over a cache: rows of O and LSE, or partial results and their sums. */
+#ifndef ATTUNE_CUDA_SERVING_RESULTS_CUH
+#define ATTUNE_CUDA_SERVING_RESULTS_CUH
+
+#include "serving_tile.cuh"
+
+/* Column d of O of a row, from the pairs that are allowed alone (non_finite.cuh). */
+__device__ __forceinline__ recomputed_element recompute(const attune_cuda_arguments &a, const attune_cuda_serving &s,
+                                                        const tile &t, const tile_coord &at, int d)
+{
+    const q_element *q =
+        (const q_element *)a.q.address + t.batch * a.q.batch + at.h * a.q.head + (t.row0 + at.q) * a.q.row;
+    const byte *k = cached_head<K_TYPE>(a.k, t), *v = cached_head<V_TYPE>(a.v, t);
+    float factor = fold_factor(a.scale);
+    recomputed_element r = {0.0f, -ATTUNE_INF, 0.0f};
+    range seen = row_range(a, t, at);
+#pragma unroll 1
+    for (int kv = seen.low; kv < seen.high; kv++) {
+        int2 key = key_of(t, s, kv);
+        if (key.x < 0 || !allows(a, s, t, at, seen, kv))
+            continue;
+        float x = 0.0f, factor_k = factor_of<K_TYPE>(s.k_scale, t, key),
+              factor_v = factor_of<V_TYPE>(s.v_scale, t, key);
+        const byte *k_row = k + row_at(a.k, key) * TYPE_BYTES<K_TYPE>,
+                   *v_row = v + row_at(a.v, key) * TYPE_BYTES<V_TYPE>;
+#pragma unroll 1
+        for (int i = 0; i < HEAD_DIM; i++)
+            x = __fmaf_rn(widen_q(q[i]), load_value<K_TYPE>(k_row, i, factor_k), x);
+        x = score_of(a, t, at, kv, x);
+        float row_max = fmaxf(r.m, x), base = row_max == -ATTUNE_INF ? 0.0f : row_max;
+        float alpha = exp2_fast((r.m - base) * factor), weight = exp2_fast((x - base) * factor);
+        r.o = __fmaf_rn(weight, load_value<V_TYPE>(v_row, d, factor_v), r.o * alpha);
+        r.l = r.l * alpha + weight;
+        r.m = row_max;
+        if (r.o != r.o)
+            break; /* it remains NaN */
+    }
+    return r;
+}
+
+/* 7: the warps' results replace the operands in shared memory: O[O_GROUPS][BLOCK_M][SERVED_DV], then m and l. */
+__device__ __forceinline__ void save_groups(float *o_groups, float *ml_groups, const float (&o)[1][DV_TILES][4],
+                                            const float (&m)[1][2], const float (&l)[1][2])
+{
+    int lane = (int)threadIdx.x % 32;
+    int group = (int)threadIdx.x / (32 * ROW_GROUPS), row = warp_row() + lane / 4;
+    int to = SHARED_P ? row : group * BLOCK_M + row, column = (SHARED_P ? group * DV_TILES * 8 : 0) + lane % 4 * 2;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float sum = l[0][half];
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+#pragma unroll
+        for (int d = 0; d < DV_TILES; d++)
+            *(float2 *)&o_groups[(to + half * 8) * SERVED_DV + d * 8 + column] =
+                make_float2(o[0][d][half * 2], o[0][d][half * 2 + 1]);
+        if (lane % 4 == 0 && group < KEY_GROUPS)
+            *(float2 *)&ml_groups[(group * BLOCK_M + row + half * 8) * 2] = make_float2(m[0][half], sum);
+    }
+}
+
+__device__ __forceinline__ recomputed_element merge_groups(const float *o, const float *ml, int row, int d,
+                                                           float factor)
+{
+    recomputed_element x = {0.0f, -ATTUNE_INF, 0.0f};
+#pragma unroll
+    for (int g = 0; g < KEY_GROUPS; g++)
+        x.m = fmaxf(x.m, ml[(g * BLOCK_M + row) * 2]);
+    float base = x.m == -ATTUNE_INF ? 0.0f : x.m;
+#pragma unroll
+    for (int g = 0; g < KEY_GROUPS; g++) {
+        float weight = exp2_fast((ml[(g * BLOCK_M + row) * 2] - base) * factor);
+        x.l += ml[(g * BLOCK_M + row) * 2 + 1] * weight;
+        if (g < O_GROUPS)
+            x.o += o[(g * BLOCK_M + row) * SERVED_DV + d] * weight;
+    }
+    return x;
+}
+
+/* Stores an element of O, and LSE. */
+__device__ __forceinline__ void finish(const attune_cuda_arguments &a, const attune_cuda_serving &s, const tile &t,
+                                       const tile_coord &at, int d, recomputed_element x, float factor)
+{
+    if ((HAVE_MASK || config::TREE) && !finite(x.o) && finite(x.l)) {
+        recomputed_element again = recompute(a, s, t, at, d);
+        /* Scalar products round differently than the tensor cores: divide by the sum of the recomputed weights, and
+         * scale by the one that the row is normalised with. */
+        x.o = again.l == 0.0f ? again.o : again.o * (x.l / again.l);
+    }
+    tile_coord to = {t.batch, at.h, at.h_kv, t.row0 + at.q};
+    float row_max = x.m * (factor * ATTUNE_LN2);
+    row_total total = row_total_of(a, at.h, row_max, x.l);
+    store_column(a, to, d, x.o * total.weight, total.sum);
+    if (!d)
+        store_state(a, to, total.most, total.sum, row_max, x.l);
+}
+
+/* Whether this CTA adds the fixed parts of a tile. */
+__device__ __forceinline__ bool adds_fixed(const tile &t)
+{
+    return FIXED && t.parts == 1 && t.fixed_first < t.fixed_last;
+}
+
+/* The result of a fixed part, with those before it. */
+__device__ __forceinline__ recomputed_element with_sum(const attune_cuda_serving &s, const tile &t, int row, int d,
+                                                       const recomputed_element &x, float factor)
+{
+    if (t.fixed == t.fixed_first)
+        return x;
+    const float *sum = sum_of_parts(s);
+    float2 ml = *(const float2 *)(sum + PART_ML + row * 2);
+    return add_fixed({sum[row * HEAD_DIM_V + d], ml.x, ml.y}, x, factor);
+}
+
+/* Adds a fixed part, which is not the last, to the sum. Maxima and sums are stored when all threads have read them. */
+__device__ __forceinline__ void store_sum(const float *o, const float *ml, const attune_cuda_serving &s, const tile &t,
+                                          float factor)
+{
+    float *to = sum_of_parts(s);
+#pragma unroll 1
+    for (int i = (int)threadIdx.x; i < BLOCK_M * HEAD_DIM_V; i += THREADS) {
+        int row = i / HEAD_DIM_V, d = i - row * HEAD_DIM_V;
+        to[i] = with_sum(s, t, row, d, merge_groups(o, ml, row, d, factor), factor).o;
+    }
+    static_assert(BLOCK_M <= THREADS, "a thread has one row's");
+    int row = (int)threadIdx.x < BLOCK_M ? (int)threadIdx.x : 0;
+    recomputed_element mine = with_sum(s, t, row, 0, merge_groups(o, ml, row, 0, factor), factor);
+    __syncthreads();
+    if ((int)threadIdx.x < BLOCK_M)
+        *(float2 *)(to + PART_ML + row * 2) = make_float2(mine.m, mine.l);
+}
+
+/* Merges the warps' results, and stores those of the tile, or of its part. Returns whether the part of a group has an
+ * element that is not finite. */
+__device__ __forceinline__ bool store(const float *o, const float *ml, const attune_cuda_arguments &a,
+                                      const attune_cuda_serving &s, const tile &t, float factor)
+{
+    bool bad = false;
+#pragma unroll 1
+    for (int i = (int)threadIdx.x; i < BLOCK_M * HEAD_DIM_V; i += THREADS) {
+        int row = i / HEAD_DIM_V, d = i - row * HEAD_DIM_V;
+        if (t.row + row >= t.rows)
+            break;
+        if (!is_computed(a, t, t.row + row))
+            continue;
+        recomputed_element x = merge_groups(o, ml, row, d, factor);
+        if (SHARES)
+            bad = bad || (!finite(x.o) && finite(x.l));
+        if (adds_fixed(t))
+            x = with_sum(s, t, row, d, x, factor);
+        if (config::PARTS && t.parts > 1)
+            store_partial(part_at(s, t, t.part), row, d, x);
+        else
+            finish(a, s, t, row_coord(a, t, t.row + row), d, x, factor);
+    }
+    return bad;
+}
+
+/* Stores the sums of the parts. */
+__device__ __forceinline__ void store_parts(const attune_cuda_arguments &a, const attune_cuda_serving &s, const tile &t,
+                                            float factor)
+{
+#pragma unroll 1
+    for (int i = (int)threadIdx.x * 4; i < BLOCK_M * HEAD_DIM_V; i += THREADS * 4) {
+        int row = i / HEAD_DIM_V, d = i - row * HEAD_DIM_V;
+        if (t.row + row >= t.rows)
+            break;
+        tile_coord at = row_coord(a, t, t.row + row);
+        four_columns sum = FIXED ? add_fixed_parts(a, s, t, row, d, factor) : add_parts(s, t, row, d, factor);
+        finish(a, s, t, at, d, {sum.o.x, sum.m, sum.l}, factor);
+        finish(a, s, t, at, d + 1, {sum.o.y, sum.m, sum.l}, factor);
+        finish(a, s, t, at, d + 2, {sum.o.z, sum.m, sum.l}, factor);
+        finish(a, s, t, at, d + 3, {sum.o.w, sum.m, sum.l}, factor);
+    }
+}
+
+/* The same with the weights of all parts first, by several threads for each row: a thread then has many parts on their
+ * way at once, not a maximum, its weight and their product one after another. */
+constexpr bool WEIGHTED_PARTS =
+    STAGES > 1 && !FIXED && BLOCK_M * (MOST_PARTS + 2) * 4 <= (int)attune_cuda_serving_sm80(SERVED).rows;
+constexpr int WEIGHT_LANES = THREADS / BLOCK_M < 32 ? THREADS / BLOCK_M : 32;
+static_assert(STAGES == 1 || ((WEIGHT_LANES & (WEIGHT_LANES - 1)) == 0 && WEIGHT_LANES > 0), "lanes exchange by xor");
+
+__device__ __forceinline__ void store_weighted_parts(float *weights, const attune_cuda_arguments &a,
+                                                     const attune_cuda_serving &s, const tile &t, float factor)
+{
+    constexpr int STEP = (int)(PART_BYTES / sizeof(float)), EACH = MOST_PARTS / WEIGHT_LANES;
+    const float *parts = part_at(s, t, 0);
+    float2 *totals = (float2 *)(weights + BLOCK_M * MOST_PARTS);
+    int lane = (int)threadIdx.x % WEIGHT_LANES;
+#pragma unroll 1
+    for (int row = (int)threadIdx.x / WEIGHT_LANES; row < BLOCK_M; row += THREADS / WEIGHT_LANES) {
+        float2 ml[EACH];
+        float m = -ATTUNE_INF, l = 0.0f;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            int part = i * WEIGHT_LANES + lane;
+            ml[i] = make_float2(-ATTUNE_INF, 0.0f);
+            if (part < t.parts && t.row + row < t.rows)
+                ml[i] = __ldcg((const float2 *)(parts + (i64)part * STEP + PART_ML + row * 2));
+        }
+#pragma unroll
+        for (int i = 0; i < EACH; i++)
+            m = fmaxf(m, ml[i].x);
+#pragma unroll
+        for (int i = WEIGHT_LANES / 2; i > 0; i /= 2)
+            m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, i));
+        float base = m == -ATTUNE_INF ? 0.0f : m;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            float weight = exp2_fast((ml[i].x - base) * factor);
+            weights[row * MOST_PARTS + i * WEIGHT_LANES + lane] = weight;
+            l += ml[i].y * weight;
+        }
+#pragma unroll
+        for (int i = WEIGHT_LANES / 2; i > 0; i /= 2)
+            l += __shfl_xor_sync(0xffffffffu, l, i);
+        if (lane == 0)
+            totals[row] = make_float2(m, l);
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int i = (int)threadIdx.x * 4; i < BLOCK_M * HEAD_DIM_V; i += THREADS * 4) {
+        int row = i / HEAD_DIM_V, d = i - row * HEAD_DIM_V;
+        if (t.row + row >= t.rows)
+            break;
+        const float *part = parts + row * HEAD_DIM_V + d, *weight = weights + row * MOST_PARTS;
+        float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll 16
+        for (int j = 0; j < t.parts; j++) {
+            float4 o = __ldcg((const float4 *)(part + (i64)j * STEP));
+            sum.x += o.x * weight[j];
+            sum.y += o.y * weight[j];
+            sum.z += o.z * weight[j];
+            sum.w += o.w * weight[j];
+        }
+        float2 total = totals[row];
+        tile_coord at = row_coord(a, t, t.row + row);
+        finish(a, s, t, at, d, {sum.x, total.x, total.y}, factor);
+        finish(a, s, t, at, d + 1, {sum.y, total.x, total.y}, factor);
+        finish(a, s, t, at, d + 2, {sum.z, total.x, total.y}, factor);
+        finish(a, s, t, at, d + 3, {sum.w, total.x, total.y}, factor);
+    }
+}
+
+/* With config::SHARES, the end of a part of an item: rows of which this was the last part are stored. */
+template <typename TILE>
+__device__ __forceinline__ void finish_members(const attune_cuda_arguments &a, const attune_cuda_serving &s, TILE &t,
+                                               float factor)
+{
+    if constexpr (SHARES) {
+        int members = t.members;
+        if (members == 1) {
+            if (last_of_parts(a, s, t))
+                store_parts(a, s, t, factor);
+            return;
+        }
+        group_of_rows &g = group_of(t);
+        count_parts(g, members, a, s);
+#pragma unroll 1
+        for (int i = 0; i < members; i++) {
+            if (!g.finished[i])
+                continue;
+            /* In shared memory alone: the addresses of its rows are taken. */
+            if (threadIdx.x == 0)
+                find_member(t, g.member[i], a, s);
+            __syncthreads();
+            range seen = tile_range(a, t);
+            if (threadIdx.x == 0)
+                find_fixed(t, seen, false);
+            __syncthreads();
+            store_parts(a, s, t, factor);
+            __syncthreads();
+        }
+    }
+}
+
+#endif
