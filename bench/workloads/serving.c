@@ -16,6 +16,46 @@ static const serving_workload workloads[] = {
      .kv_heads = 8,
      .head_dim = 128,
      .groups = {{16, 1, 8192, 8192}}},
+    {.name = "serve_one_1k",
+     .description =
+         "decode of one sequence of 1024 keys; Llama 3.1 8B, 32 query and 8 kv heads of 128 (meta-llama/Llama-3.1-8B, "
+         "config.json)",
+     .heads = 32,
+     .kv_heads = 8,
+     .head_dim = 128,
+     .groups = {{1, 1, 1024, 1024}}},
+    {.name = "serve_one_32k",
+     .description =
+         "decode of one sequence of 32768 keys; Llama 3.1 8B, 32 query and 8 kv heads of 128 (meta-llama/Llama-3.1-8B, "
+         "config.json)",
+     .heads = 32,
+     .kv_heads = 8,
+     .head_dim = 128,
+     .groups = {{1, 1, 32768, 32768}}},
+    {.name = "serve_eight_1k",
+     .description =
+         "decode of 8 sequences of 1024 keys; Llama 3.1 8B, 32 query and 8 kv heads of 128 (meta-llama/Llama-3.1-8B, "
+         "config.json)",
+     .heads = 32,
+     .kv_heads = 8,
+     .head_dim = 128,
+     .groups = {{8, 1, 1024, 1024}}},
+    {.name = "serve_eight_4k",
+     .description =
+         "decode of 8 sequences of 4096 keys; Llama 3.1 8B, 32 query and 8 kv heads of 128 (meta-llama/Llama-3.1-8B, "
+         "config.json)",
+     .heads = 32,
+     .kv_heads = 8,
+     .head_dim = 128,
+     .groups = {{8, 1, 4096, 4096}}},
+    {.name = "serve_eight_32k",
+     .description =
+         "decode of 8 sequences of 32768 keys; Llama 3.1 8B, 32 query and 8 kv heads of 128 (meta-llama/Llama-3.1-8B, "
+         "config.json)",
+     .heads = 32,
+     .kv_heads = 8,
+     .head_dim = 128,
+     .groups = {{8, 1, 32768, 32768}}},
     {.name = "serve_llama_70b",
      .description = "decode of one sequence of 131072 keys; Llama 3.1 70B, 64 query and 8 kv heads of 128 "
                     "(meta-llama/Llama-3.1-70B, config.json)",
