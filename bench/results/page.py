@@ -26,7 +26,8 @@ SUMMARY = [
 BEGIN, END = '<!-- figures: bench/results/page.py -->\n', '<!-- end of figures -->\n'
 UNITS = {'TFLOP/s': ('flop_per_second', 1e12), 'GFLOP/s': ('flop_per_second', 1e9), 'TB/s': ('bytes_per_second', 1e12),
          'ms': ('median_seconds', 1e-3)}
-PEERS = {'torch-cudnn': 'cuDNN', 'torch-flex': 'flex_attention', 'torch-flash': 'flash-2'}
+PEERS = {'torch-cudnn': 'cuDNN', 'torch-flex': 'flex_attention', 'torch-flash': 'flash-2', 'torch-fa4': 'FlashAttention-4'}
+IN_README = ['torch-cudnn', 'torch-flex', 'torch-flash']
 
 HEAD = '''# Performance
 
@@ -61,20 +62,29 @@ def spread(row):
     return f'{100 * (row["p90_seconds"] - row["p10_seconds"]) / row["median_seconds"]:.0f} %'
 
 
+def times(row, peer):
+    """How many times as fast as a peer."""
+    return f'{peer["median_seconds"] / row["median_seconds"]:.2f}' if 'median_seconds' in row and 'median_seconds' in peer else '-'
+
+
 def peers_in(rows):
     return [device for device in PEERS if any(row.get('device') == device for row in rows)]
 
 
 def table(rows, unit):
-    """A line for each workload; PyTorch's rows of the same workload are columns."""
+    """A line for each workload; PyTorch's rows of the same workload are columns. Of a single peer also how many times as fast attune is."""
     peers = peers_in(rows)
     own = [row for row in rows if row.get('device') not in PEERS]
     by = {(row['workload'], row['device']): row for row in rows if row.get('device') in PEERS}
     lines = ['| workload | shape | plan | ' + unit + ' | p10 to p90 |' + ''.join(f' {PEERS[peer]} |' for peer in peers),
              '|---' * (5 + len(peers)) + '|']
+    if len(peers) == 1:
+        lines = [lines[0] + ' as fast |', lines[1] + '---|']
     for row in own:
         cells = [title_of(row), row.get('shape', '-'), row.get('plan', '-'), figure(row, unit), spread(row)]
         cells += [figure(by[row['workload'], peer], unit) if (row['workload'], peer) in by else '-' for peer in peers]
+        if len(peers) == 1:
+            cells.append(times(row, by.get((row['workload'], peers[0]), {})))
         lines.append('| ' + ' | '.join(cells) + ' |')
     return lines
 
@@ -171,7 +181,7 @@ def summary():
     for title, section, *workloads in SUMMARY:
         rows = measured[section][1]['rows']
         cells = []
-        for device in ['cuda:', *PEERS]:
+        for device in ['cuda:', *IN_README]:
             found = [figure(row, 'TFLOP/s') for name in workloads for row in rows if row['workload'] == name and row['device'].startswith(device)]
             cells.append(' / '.join(found) if set(found) != {'-'} else '-')
         lines.append(f'| {title} | ' + ' | '.join(cells) + ' |')
