@@ -299,30 +299,65 @@ ATTUNE_FUNCTION float attune_get_f16(unsigned long long p, long long i)
     return half_to_float(((const unsigned short *)p)[i]);
 }
 
+#ifndef ATTUNE_PREDICATED_LOADS
+#define ATTUNE_PREDICATED_LOADS 0
+#endif
+/* Element i, or 0 where `there` is false. */
+ATTUNE_FUNCTION int attune_pick_i32(unsigned long long p, long long i, bool there)
+{
+    return (int)load_element_32(p + i * 4, there);
+}
+ATTUNE_FUNCTION int attune_pick_i64(unsigned long long p, long long i, bool there)
+{
+    long long x = (long long)load_element_64(p + i * 8, there);
+    return x < -2147483647 - 1 ? -2147483647 - 1 : x > 2147483647 ? 2147483647 : (int)x;
+}
+ATTUNE_FUNCTION int attune_pick_u8(unsigned long long p, long long i, bool there)
+{
+    return (int)load_element_8(p + i, there);
+}
+ATTUNE_FUNCTION int attune_pick_bool(unsigned long long p, long long i, bool there)
+{
+    return load_element_8(p + i, there) != 0;
+}
+ATTUNE_FUNCTION float attune_pick_f32(unsigned long long p, long long i, bool there)
+{
+    return __int_as_float((int)load_element_32(p + i * 4, there));
+}
+ATTUNE_FUNCTION float attune_pick_bf16(unsigned long long p, long long i, bool there)
+{
+    return __int_as_float((int)(load_element_16(p + i * 2, there) << 16));
+}
+ATTUNE_FUNCTION float attune_pick_f16(unsigned long long p, long long i, bool there)
+{
+    return half_to_float((unsigned short)load_element_16(p + i * 2, there));
+}
+
 #define ATTUNE_IN(v, d, i) ((i) >= 0 && (i) < (v)->size[d])
+#if ATTUNE_PREDICATED_LOADS
+#define ATTUNE_ELEMENT(name, v, there, i) attune_pick_##name((v)->is.address, i, there)
+#else
+#define ATTUNE_ELEMENT(name, v, there, i) ((there) ? attune_get_##name((v)->is.address, i) : 0)
+#endif
 #define ATTUNE_LOADS(T, name)                                                                                          \
     ATTUNE_FUNCTION T attune_load_##name##_1(const attune_cuda_symbol *v, int i)                                       \
     {                                                                                                                  \
-        return ATTUNE_IN(v, 0, i) ? attune_get_##name(v->is.address, i * v->stride[0]) : 0;                            \
+        return ATTUNE_ELEMENT(name, v, ATTUNE_IN(v, 0, i), i * v->stride[0]);                                          \
     }                                                                                                                  \
     ATTUNE_FUNCTION T attune_load_##name##_2(const attune_cuda_symbol *v, int i, int j)                                \
     {                                                                                                                  \
-        return ATTUNE_IN(v, 0, i) && ATTUNE_IN(v, 1, j)                                                                \
-                   ? attune_get_##name(v->is.address, i * v->stride[0] + j * v->stride[1])                             \
-                   : 0;                                                                                                \
+        return ATTUNE_ELEMENT(name, v, ATTUNE_IN(v, 0, i) && ATTUNE_IN(v, 1, j), i * v->stride[0] + j * v->stride[1]); \
     }                                                                                                                  \
     ATTUNE_FUNCTION T attune_load_##name##_3(const attune_cuda_symbol *v, int i, int j, int k)                         \
     {                                                                                                                  \
-        return ATTUNE_IN(v, 0, i) && ATTUNE_IN(v, 1, j) && ATTUNE_IN(v, 2, k)                                          \
-                   ? attune_get_##name(v->is.address, i * v->stride[0] + j * v->stride[1] + k * v->stride[2])          \
-                   : 0;                                                                                                \
+        return ATTUNE_ELEMENT(name, v, ATTUNE_IN(v, 0, i) && ATTUNE_IN(v, 1, j) && ATTUNE_IN(v, 2, k),                 \
+                              i * v->stride[0] + j * v->stride[1] + k * v->stride[2]);                                 \
     }                                                                                                                  \
     ATTUNE_FUNCTION T attune_load_##name##_4(const attune_cuda_symbol *v, int i, int j, int k, int l)                  \
     {                                                                                                                  \
-        return ATTUNE_IN(v, 0, i) && ATTUNE_IN(v, 1, j) && ATTUNE_IN(v, 2, k) && ATTUNE_IN(v, 3, l)                    \
-                   ? attune_get_##name(v->is.address,                                                                  \
-                                       i * v->stride[0] + j * v->stride[1] + k * v->stride[2] + l * v->stride[3])      \
-                   : 0;                                                                                                \
+        return ATTUNE_ELEMENT(name, v,                                                                                 \
+                              ATTUNE_IN(v, 0, i) && ATTUNE_IN(v, 1, j) && ATTUNE_IN(v, 2, k) && ATTUNE_IN(v, 3, l),    \
+                              i * v->stride[0] + j * v->stride[1] + k * v->stride[2] + l * v->stride[3]);              \
     }
 /* An element's index in row-major order, -1 if out of range. */
 typedef long long attune_index;

@@ -37,6 +37,44 @@ __device__ __forceinline__ float log2_fast(float x)
     return y;
 }
 
+/* An element of global memory that no kernel writes while this one reads it, or 0 where `there` is false: without a
+ * branch, so that many loads are under way at once, and equal ones are one. */
+__device__ __forceinline__ u32 load_element_32(u64 at, bool there)
+{
+    u32 x;
+    asm("{ .reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.b32 %0, [%1]; }"
+        : "=r"(x)
+        : "l"(at), "r"((u32)there));
+    return x;
+}
+
+__device__ __forceinline__ u32 load_element_16(u64 at, bool there)
+{
+    unsigned short x;
+    asm("{ .reg .pred p; setp.ne.b32 p, %2, 0; mov.b16 %0, 0; @p ld.global.b16 %0, [%1]; }"
+        : "=h"(x)
+        : "l"(at), "r"((u32)there));
+    return x;
+}
+
+__device__ __forceinline__ u32 load_element_8(u64 at, bool there)
+{
+    u32 x;
+    asm("{ .reg .pred p; setp.ne.b32 p, %2, 0; mov.b32 %0, 0; @p ld.global.u8 %0, [%1]; }"
+        : "=r"(x)
+        : "l"(at), "r"((u32)there));
+    return x;
+}
+
+__device__ __forceinline__ u64 load_element_64(u64 at, bool there)
+{
+    u64 x;
+    asm("{ .reg .pred p; setp.ne.b32 p, %2, 0; mov.b64 %0, 0; @p ld.global.b64 %0, [%1]; }"
+        : "=l"(x)
+        : "l"(at), "r"((u32)there));
+    return x;
+}
+
 /* Within 1 ulp; results below 2^-126 are 0. */
 __device__ __forceinline__ float reciprocal_fast(float x)
 {

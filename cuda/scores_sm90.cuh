@@ -296,8 +296,8 @@ apply_score_and_mask(float (&s)[COUNT], const attune_cuda_arguments &a, const ti
     constexpr int SIZE = FIRST ? config::FIRST_SCORE_CHUNK : forward::SCORE_CHUNK_SIZE;
     int column = kv + forward::first_column();
     row_terms rows[THREAD_ROWS];
-    if constexpr (KEY_TERMS > 0) {
-        if (has_terms(a, flags))
+    if constexpr (KEY_TERMS + config::SCORE_ROWS > 0) {
+        if (!KEY_TERMS || has_terms(a, flags))
 #pragma unroll
             for (int half = 0; half < THREAD_ROWS; half++)
                 row_terms_make(rows[half], a, {p.b, p.h, p.h_kv, row + half * 8}, flags & TILE_PARTIAL);
@@ -308,7 +308,7 @@ apply_score_and_mask(float (&s)[COUNT], const attune_cuda_arguments &a, const ti
         rotate_chunks<SIZE>(s, [&](float(&chunk)[SIZE], int columns) {
             if constexpr (config::HAVE_SCORE_CAP) {
                 apply_soft_cap(chunk, a.scale);
-            } else if constexpr (config::SCORE_KEYS > 0) {
+            } else if constexpr (SCORE_HAS_TERMS) {
                 if (near_zero(chunk, a.scale))
                     apply_score_terms<config::HAVE_SCORE_NEAR>(chunk, a, p, row, column + columns, rows,
                                                                terms + columns * 4);

@@ -12,6 +12,8 @@
 
 constexpr u32 TERM_BYTES = KEY_TERMS * BLOCK_N * 4; /* of a key tile */
 
+constexpr bool SCORE_HAS_TERMS = config::SCORE_KEYS + config::SCORE_ROWS > 0;
+
 struct row_terms {
     int score[config::SCORE_ROWS + 1], mask[config::MASK_ROWS + 1], slope[config::SLOPE_ROWS + 1];
 };
@@ -20,7 +22,7 @@ struct row_terms {
 __device__ __forceinline__ void row_terms_make(row_terms &r, const attune_cuda_arguments &a, const tile_coord &p,
                                                bool masked)
 {
-    if constexpr (config::SCORE_KEYS > 0)
+    if constexpr (SCORE_HAS_TERMS)
         attune_score_row_terms(p.b, p.h, p.q, p.h_kv, a.q_len, a.kv_len, r.score, a.score_symbols);
     if constexpr (config::MASK_KEYS > 0)
         if (masked)

@@ -350,7 +350,7 @@ static void add_score_near(const attune__program_desc *desc, attune__text *text)
 {
     const attune__variant *v = desc->variant;
     attune__ctext_near(desc->score, "attune_score_near", NULL, text);
-    if (v->score.key_count)
+    if (v->score.key_count || v->score.row_count)
         attune__ctext_near(desc->score, "attune_score_near_of", &v->score, text);
     if (desc->gradient)
         attune__ctext_near_slope(desc->gradient, "attune_score_slope_near", NULL, text);
@@ -439,6 +439,14 @@ void attune__cuda_define(attune__cuda_kernel *kernel, const char *name, uint32_t
     }
     snprintf(kernel->options[kernel->option_count], sizeof kernel->options[0], "-DATTUNE_%s=%u", name, value);
     kernel->option_count++;
+}
+
+static bool reads_captures(const attune_expr *expr)
+{
+    for (uint32_t i = 0; expr && i < expr->symbol_count; i++)
+        if (expr->symbols[i].kind == ATTUNE_SYMBOL_CAPTURE)
+            return true;
+    return false;
 }
 
 /* How the planner has the kernel compute the expressions, and the order of its stages. */
@@ -585,6 +593,8 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
     attune__cuda_define(kernel, "HAVE_BLOCKS", s->block_mask && !s->tokens);
     const attune__variant *variant = desc->variant;
     add_variant(kernel, variant);
+    if (variant->predicated_loads && (reads_captures(desc->mask) || reads_captures(desc->score)))
+        attune__cuda_define(kernel, "PREDICATED_LOADS", 1);
     attune__cuda_define(kernel, "HAVE_MASK", desc->mask && variant->mask_pairs);
     attune__cuda_define(kernel, "HAVE_MASK_RANGE", variant->row_intervals);
     attune__cuda_define(kernel, "HAVE_SCORE", desc->score != NULL);

@@ -8,7 +8,7 @@ static attune__mask_analysis analyse_mask(const attune_expr *mask)
 {
     const uint16_t heads = 1u << ATTUNE__VAR_H | 1u << ATTUNE__VAR_H_KV, head = 1u << ATTUNE__VAR_H;
     const uint32_t root = mask->node_count - 1;
-    attune__mask_analysis m = {.reads_head = mask->uses & heads};
+    attune__mask_analysis m = {.reads_head = mask->uses & heads, .reads_pairs = attune__expr_reads_pairs(mask)};
     m.row_intervals = attune__interval_rows(mask, &m.row_runs);
     m.key_intervals = attune__interval_keys(mask, &m.key_runs);
     if (!m.row_intervals || m.row_runs) {
@@ -62,13 +62,11 @@ bool attune__is_smooth(const attune_expr *score)
     return is_continuous(score, &functions) && functions;
 }
 
-typedef attune__terms find_terms(const attune_expr *expr, uint32_t root, uint16_t without);
-
-static attune__value_analysis analyse_value(const attune_expr *expr, uint32_t root, find_terms *find)
+static attune__value_analysis analyse_value(const attune_expr *expr, uint32_t root)
 {
     attune__value_analysis a = {.near = attune__near_limit(expr)};
-    a.terms[ATTUNE__ONE_HEAD] = find(expr, root, 0);
-    a.terms[ATTUNE__SEVERAL_HEADS] = find(expr, root, 1u << ATTUNE__VAR_H);
+    a.terms[ATTUNE__ONE_HEAD] = attune__expr_terms(expr, root, 0);
+    a.terms[ATTUNE__SEVERAL_HEADS] = attune__expr_terms(expr, root, 1u << ATTUNE__VAR_H);
     const attune__terms *const terms = &a.terms[ATTUNE__ONE_HEAD];
     a.weight = attune__expr_weight(expr, root, ATTUNE__FORM_EXACT, terms);
     a.near_weight = attune__expr_weight(expr, root, ATTUNE__FORM_NEAR, terms);
@@ -82,7 +80,7 @@ attune__analysis attune__analyse(const attune_expr *mask, const attune_expr *sco
     if (mask)
         a.mask = analyse_mask(mask);
     if (score) {
-        a.score = analyse_value(score, score->node_count - 1, attune__expr_terms_with_keys);
+        a.score = analyse_value(score, score->node_count - 1);
         a.soft_cap = attune__is_soft_cap(score, &a.cap_inner, &a.cap_outer);
         a.linear = attune__is_linear(score);
         a.sloped = attune__linear_has_slope(score);
@@ -92,7 +90,7 @@ attune__analysis attune__analyse(const attune_expr *mask, const attune_expr *sco
     if (gradient) {
         bool functions;
         a.smooth_slope = a.smooth && is_continuous(gradient->expr, &functions);
-        a.slope = analyse_value(gradient->expr, gradient->score, attune__expr_terms);
+        a.slope = analyse_value(gradient->expr, gradient->score);
         a.capture_reads = gradient->read_count;
         a.uniform_reads = attune__gradient_uniform_reads(gradient);
         a.gradients_of_score = attune__gradient_uses(gradient) & 1u << ATTUNE__VAR_SCORE;

@@ -36,6 +36,7 @@ typedef struct attune__mask_analysis {
     uint32_t row_runs, key_runs; /* bits of symbols; 0 = for any contents of captures */
     attune__terms terms[2];      /* none if row_intervals holds for any captures: kernels then evaluate no pairs */
     uint32_t weight;             /* estimated instructions per pair */
+    bool reads_pairs;            /* captures at indices that depend on both q and kv */
 } attune__mask_analysis;
 
 /* A score, or its derivative with respect to the product. */

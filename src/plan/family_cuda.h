@@ -98,6 +98,7 @@ typedef struct attune__cuda_traits {
     bool few_registers; /* backward: the accumulators of dK and dV leave few for what captures need */
     bool exact_slope;   /* backward: the score's functions have all digits */
     bool near_reads;    /* backward: the derivatives of capture reads have a near-zero form too */
+    bool score_rows;    /* forward: the score's terms of rows, if there are none of keys */
 } attune__cuda_traits;
 /* For the variant functions of families: what all kernels have, then what those with TMA have besides. */
 void attune__cuda_variant(const attune__shape *shape, const attune_plan_choice *choice,

@@ -264,8 +264,9 @@ static const char *sm90_reject_problem(const attune__search *search)
 static void sm90_variant(const attune__shape *s, const attune_plan_choice *choice, attune__variant *variant)
 {
     static const attune__cuda_traits traits = {
-        .both_masks = true, .key_intervals = true, .few_registers = true, .near_reads = true};
+        .both_masks = true, .key_intervals = true, .few_registers = true, .near_reads = true, .score_rows = true};
     attune__cuda_variant(s, choice, &traits, variant);
+    variant->predicated_loads = choice->direction != ATTUNE_BACKWARD;
     /* Beside wide heads more than eight approximate functions at once spill. */
     const bool small = variant->fast_functions && (s->head_dim > 128 || s->head_dim_v > 128);
     attune__cuda_tma_variant(s, choice, small || choice->block_n / 2 % 16 ? 8 : 16, variant);

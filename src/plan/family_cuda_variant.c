@@ -52,6 +52,9 @@ static void choose_score(const attune__shape *s, const attune_plan_choice *choic
     const bool exact = s->q_len < EXACT_FLOATS && s->kv_len < EXACT_FLOATS;
     const attune__tile_heads heads = choice->decode ? ATTUNE__SEVERAL_HEADS : ATTUNE__ONE_HEAD;
     variant->score = e->score.terms[heads];
+    /* On their own terms of rows do not pay for the shuffles between a warp's lanes, nor beside a linear score. */
+    if (!variant->score.key_count && (back || !traits->score_rows || (exact && e->linear)))
+        variant->score.row_count = 0;
     if (back) {
         const bool full = traits->few_registers && registers_full(s);
         variant->slope = e->slope.terms[heads];
@@ -107,9 +110,17 @@ static void choose_tma_forward(const attune__shape *s, const attune_plan_choice 
     /* The compiler begins many approximate functions at once: those of a whole tile spill. */
     if (s->score_expr) {
         variant->first_score_chunk = variant->score_chunks ? SMALL_CHUNK : large_chunk;
+        /* Beside small accumulators more elements are under way at once. */
+        if (variant->score_chunks && variant->predicated_loads && s->expr.reads_pairs && !variant->linear && !wide &&
+            choice->block_n % 128 == 0)
+            variant->first_score_chunk =
+                d <= 64 && dv <= 64 && !variant->score.key_count ? 4 * SMALL_CHUNK : 2 * SMALL_CHUNK;
         if (variant->score_chunks || (variant->fast_functions && !variant->soft_cap))
             variant->score_chunk = variant->first_score_chunk;
     }
+    /* All elements of a tile at once spill. */
+    if (variant->predicated_loads && s->mask_expr && s->expr.mask.reads_pairs)
+        variant->mask_chunks = true;
     /* A mask whose rows have intervals is seldom evaluated pair by pair. With terms of keys the code is short. */
     if (variant->row_intervals && variant->mask_pairs && !variant->mask.key_count)
         variant->mask_chunks = true;

@@ -135,12 +135,13 @@ typedef struct attune__variant {
     /* Forward: scores of a thread that are computed at once, 0 = all; and in a query tile's first tile of keys, where
      * slower and shorter code will do. */
     uint32_t score_chunk, first_score_chunk;
-    bool late_hook;       /* forward: the hook for the next S runs after P V, not beside it */
-    bool late_dp;         /* backward: dP is issued after P is known and dV is issued */
-    bool early_dq;        /* backward with a cluster: dQ of the previous query tile is added before P is computed */
-    bool fused_gradients; /* backward: P, dS and the captures' gradients are computed in one pass */
-    bool half_tiles;      /* ... for half of a query tile at a time */
-    bool rematerialise;   /* backward: what follows from the thread's index is computed again in each tile */
+    bool late_hook;        /* forward: the hook for the next S runs after P V, not beside it */
+    bool late_dp;          /* backward: dP is issued after P is known and dV is issued */
+    bool early_dq;         /* backward with a cluster: dQ of the previous query tile is added before P is computed */
+    bool fused_gradients;  /* backward: P, dS and the captures' gradients are computed in one pass */
+    bool half_tiles;       /* ... for half of a query tile at a time */
+    bool rematerialise;    /* backward: what follows from the thread's index is computed again in each tile */
+    bool predicated_loads; /* elements of captures are loaded without branches, so that many are under way at once */
     /* tcgen05's: of each eight exponentials of P, those that are polynomials, and of which degree; 0 = none. */
     uint32_t polynomials, polynomial_degree;
     /* The mma.sync kernels, likewise. */

@@ -33,6 +33,26 @@ __device__ __forceinline__ float log2_fast(float x)
     return fabsf(y) < 1.0f ? floorf(y * 4194304.0f) / 4194304.0f : y;
 }
 
+__device__ __forceinline__ u32 load_element_32(u64 at, bool there)
+{
+    return there ? *(const u32 *)at : 0;
+}
+
+__device__ __forceinline__ u32 load_element_16(u64 at, bool there)
+{
+    return there ? *(const unsigned short *)at : 0;
+}
+
+__device__ __forceinline__ u32 load_element_8(u64 at, bool there)
+{
+    return there ? *(const unsigned char *)at : 0;
+}
+
+__device__ __forceinline__ u64 load_element_64(u64 at, bool there)
+{
+    return there ? *(const u64 *)at : 0;
+}
+
 /* rcp, div.full, sqrt and rsqrt: within 3 ulp; rcp.ftz flushes as ex2 does. */
 __device__ __forceinline__ float reciprocal_fast(float x)
 {

@@ -63,7 +63,12 @@ static const wanted table[] = {
     {"h200", NULL, "score + bias[kv] * heat[h]", 1, .head_dim = 128, .is = {.score = {.key_count = 1, .row_count = 1}}},
     {"h200", NULL, "score + bias[kv + h]", 1, .head_dim = 128, .is = {0}},
     {"h200", NULL, "score + bias[q - kv]", 2048, .head_dim = 128,
-     .is = {.score_chunks = true, .score_chunk = 8, .first_score_chunk = 8}},
+     .is = {.score_chunks = true, .score_chunk = 16, .first_score_chunk = 16}},
+    {"h200", NULL, "score + bias[q - kv]", 2048, .head_dim = 64,
+     .is = {.score_chunks = true, .score_chunk = 32, .first_score_chunk = 32}},
+    {"h200", NULL, "score * exp(-heat[h] * (q - kv))", 2048, .head_dim = 128,
+     .is = {.score_chunk = 16, .first_score_chunk = 16, .near = INFINITY, .score = {.row_count = 1}}},
+    {"h200", "heat[q - kv] > 0.5", NULL, 2048, .head_dim = 128, .is = {.mask_pairs = true, .mask_chunks = true}},
     /* Approximate functions, of which the compiler begins many at once. */
     {"h200", NULL, "score * sigmoid(1.702 * score)", 2048, .head_dim = 128,
      .is = {.score_chunk = 16, .first_score_chunk = 16}},
