@@ -121,18 +121,19 @@ float attune_mod_rsqrt(const in float x)
     return attune_mod_or_nan(!attune_mod_is_below(x), inversesqrt(x));
 }
 
-/* Drivers' own tanh is NaN past 88 on some, and cancels near 0 on others. Past 9.1 the nearest f32 is 1. */
+/* Drivers' own tanh is NaN past 88 on some, and cancels near 0 on others. Past 9.1 the nearest f32 is 1. Fused, where
+ * the device can: a soft-cap evaluates this for every pair. */
 float attune_mod_tanh(const in float x)
 {
-    precise float a = abs(x), z = x * x;
-    precise float p = -5.70498872745e-3;
-    p = p * z + 2.06390887954e-2;
-    p = p * z + -5.37397155531e-2;
-    p = p * z + 1.33314422036e-1;
-    p = p * z + -3.33332819422e-1;
-    precise float small = p * z * x + x;
-    precise float large = a > 9.1 ? 1.0 : 1.0 - 2.0 / (exp(a + a) + 1.0);
-    return attune_mod_or_nan(!attune_mod_is_nan(x), a < 0.625 ? small : x < 0.0 ? -large : large);
+    precise float a = min(abs(x), 10.0), z = a * a;
+    precise float p = fma(-5.70498872745e-3, z, 2.06390887954e-2);
+    p = fma(p, z, -5.37397155531e-2);
+    p = fma(p, z, 1.33314422036e-1);
+    p = fma(p, z, -3.33332819422e-1);
+    precise float small = fma(p * z, a, a);
+    precise float large = fma(-2.0, 1.0 / (exp2(a * 2.88539008177792681) + 1.0), 1.0);
+    uint bits = floatBitsToUint(a < 0.625 ? small : large) | (floatBitsToUint(x) & 0x80000000u);
+    return attune_mod_or_nan(!attune_mod_is_nan(x), uintBitsToFloat(bits));
 }
 
 /* The guard partial infinity out of the division. */
