@@ -28,6 +28,10 @@ layout(local_size_x_id = ATTUNE_VULKAN_THREADS_ID) in;
 const uint FETCHED = FETCH * THREADS;
 const uint LEAD = AHEAD ? 1u : 0u;
 
+/* Whether a step stores tiles and begins loads after its products, or before: which is faster was measured
+ * (docs/decisions/0074-vulkan-forward-schedule.md). */
+const bool STORE_LAST = AHEAD && ROW_TILES == 1u;
+
 /* Consecutive lanes that share their rows. */
 const uint SPAN = QUADS ? 4u : MATRIX_N;
 
@@ -139,7 +143,7 @@ bool is_masked(const in Keys keys, const in uint kv_len)
 
 /* Loads are begun a tile before their values are stored to shared memory, so that arithmetic hides their latency.
  * `offset`: of this invocation's first group from the tile's rows. No load has a condition: in place of a key from
- * kv_len on the tile's first row is read. A compiler that cannot keep a load's result where a branch ends waits there. */
+ * kv_len on the tile's first row is read. A compiler that keeps no load's result where a branch ends waits there. */
 #define FETCH_ROWS(fetched, rows, kv, offset, stride, step, groups, dim)                                               \
     if (aligned) {                                                                                                     \
         if (THREADS % (groups) == 0u && FETCHED <= BLOCK_N * (groups) && 8u * (groups) == (dim)) {                     \
@@ -182,7 +186,7 @@ uvec4 finite_of(const in uvec4 group)
                 [[unroll]] for (uint f = 0u; f < FETCH; f++)                                                           \
                     found = found || is_non_finite(fetched[f]);                                                        \
                 if (found) {                                                                                           \
-                    non_finite[0] = 1u;                                                                                   \
+                    non_finite[0] = 1u;                                                                                \
                     [[unroll]] for (uint f = 0u; f < FETCH; f++)                                                       \
                         fetched[f].low = finite_of(fetched[f].low);                                                    \
                 }                                                                                                      \
@@ -202,7 +206,7 @@ uvec4 finite_of(const in uvec4 group)
                 Group late = fetch(address_add(address_step(rows, n, stride), g * 16u), aligned,                       \
                                    g < (dim) / 8u && (kv) + n < kv_len);                                               \
                 if ((look) && is_non_finite(late)) {                                                                   \
-                    non_finite[0] = 1u;                                                                                   \
+                    non_finite[0] = 1u;                                                                                \
                     late.low = finite_of(late.low);                                                                    \
                 }                                                                                                      \
                 memory[(where) + n * (row_stride) + g] = late.low;                                                     \
@@ -216,6 +220,24 @@ uvec4 finite_of(const in uvec4 group)
 #define STORE_V(where, number)                                                                                         \
     STORE_ROWS(fetched_v, where, rows_of(number).zw, keys_of(number).kv0, memory[STATE + 3u].zw, V_GROUPS, HEAD_DIM_V, \
                V_STRIDE, is_masked(next, kv_len))
+
+/* Stores what the step before has loaded, and begins the next loads. */
+#define MOVE_TILES(step)                                                                                               \
+    {                                                                                                                  \
+        if (step % (RING_TILES / 2u) == 0u) [[dont_unroll]]                                                            \
+            for (uint i = tid; i < RING_TILES / 2u; i += THREADS)                                                      \
+                locate_keys(step + RING_TILES / 2u + i);                                                               \
+        next = keys_of(step + 1u);                                                                                     \
+        k_rows = rows_of(step + 2u + LEAD).xy;                                                                         \
+        k_kv = keys_of(step + 2u + LEAD).kv0;                                                                          \
+        v_rows = rows_of(step + 2u).zw;                                                                                \
+        v_kv = keys_of(step + 2u).kv0;                                                                                 \
+        by = memory[STATE + 4u];                                                                                       \
+        STORE_K(SLOT - k_at, step + 1u + LEAD)                                                                         \
+        STORE_V(5u * SLOT - v_at, step + 1u)                                                                           \
+        FETCH_K                                                                                                        \
+        FETCH_V                                                                                                        \
+    }
 
 /* S = Q K^T of the keys in shared memory. */
 #define PRODUCT_S(s, where)                                                                                            \
@@ -349,10 +371,9 @@ void main()
     [[unroll]] for (uint i = 0u; i < O_COUNT; i++)
         o[i] = MATRIX_F32(0.0);
 
-    /* 2: load K and V; each has two slots of shared memory, so that a step has one barrier. A step stores what the one
-     * before has loaded, and begins the next loads, before its products: at its end nothing waits for a load. With
-     * AHEAD a step computes S of the next tile before the softmax of its own, so that the products of the one run
-     * beside the exponentials of the other. */
+    /* 2: load K and V; each has two slots of shared memory, so that a step has one barrier. With AHEAD a step computes
+     * S of the next tile before the softmax of its own, so that the products of the one run beside the exponentials of
+     * the other. */
     uint k_at = AHEAD ? SLOT : 0u, v_at = 2u * SLOT; /* of the K that a step multiplies, and of its V */
     Keys now, next = keys_of(1u);
     STORE_K(0u, 1u)
@@ -377,19 +398,8 @@ void main()
         const uint kv0 = now.kv0;
         const bool masked = is_masked(now, kv_len);
 
-        if (step % (RING_TILES / 2u) == 0u) [[dont_unroll]]
-            for (uint i = tid; i < RING_TILES / 2u; i += THREADS)
-                locate_keys(step + RING_TILES / 2u + i);
-        next = keys_of(step + 1u);
-        k_rows = rows_of(step + 2u + LEAD).xy;
-        k_kv = keys_of(step + 2u + LEAD).kv0;
-        v_rows = rows_of(step + 2u).zw;
-        v_kv = keys_of(step + 2u).kv0;
-        by = memory[STATE + 4u];
-        STORE_K(SLOT - k_at, step + 1u + LEAD)
-        STORE_V(5u * SLOT - v_at, step + 1u)
-        FETCH_K
-        FETCH_V
+        if (!STORE_LAST)
+            MOVE_TILES(step)
 
         /* 3: S = Q K^T */
         if (!AHEAD)
@@ -432,13 +442,16 @@ void main()
         /* A forbidden pair has -inf, relative to a maximum that never is: its weight is 0. */
         MATRIX_A p[S_COUNT];
         [[unroll]] for (uint i = 0u; i < S_COUNT; i++)
-            [[unroll]] for (uint e = 0u; e < LENGTH; e++) {
-                uint row = i / S_TILES * ROW_COUNT + row_of(e);
-                float x = exp2((s[i][e] - m[row]) * TO_LOG2);
+            [[unroll]] for (uint e = 0u; e < LENGTH; e += 2u) {
+                uint row = i / S_TILES * ROW_COUNT + row_of(e), other = i / S_TILES * ROW_COUNT + row_of(e + 1u);
+                float x = exp2((s[i][e] - m[row]) * TO_LOG2), y = exp2((s[i][e + 1u] - m[other]) * TO_LOG2);
                 l[row] += x;
-                float16_t h = float16_t(x);
-                weight[row] += float(h);
-                p[i][e] = h;
+                l[other] += y;
+                f16vec2 pair = f16vec2(x, y);
+                weight[row] += float(pair.x);
+                weight[other] += float(pair.y);
+                p[i][e] = pair.x;
+                p[i][e + 1u] = pair.y;
             }
 
         if (subgroupAny(rescale)) [[unroll]]
@@ -455,6 +468,8 @@ void main()
                     o[r * O_TILES + t] = coopMatMulAdd(p[r * S_TILES + n], b, o[r * O_TILES + t]);
             }
 
+        if (STORE_LAST)
+            MOVE_TILES(step)
         k_at = SLOT - k_at;
         v_at = 5u * SLOT - v_at;
         if (AHEAD) [[unroll]]
