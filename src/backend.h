@@ -360,7 +360,7 @@ struct attune__backend {
     /* Copies at most ATTUNE__MERGE_PARTS tensors in one launch. NULL = each is a merge of one part. */
     attune_status (*copy_tensors)(const attune__program *merger, attune_queue *queue, const attune__copied *parts,
                                   uint32_t count, uint64_t *value);
-    /* forward and backward compute the heads of the call, which may be fewer than those of the plan. */
+    /* forward computes the heads of the call, which may be fewer than those of the plan. */
     bool fewer_heads;
     /* forward can write an f32 o, and backward f32 d_q, d_k and d_v, for any dtype of the plan. */
     bool f32_outputs;

@@ -193,9 +193,8 @@ typedef enum attune_overlap {
      * in f32 and a merge. */
     ATTUNE_OVERLAP_ON = 1,
     /* It copies its own keys beside those that arrive, and computes all in one launch. The workspace has the own keys
-     * too. Where no rank is ON, messages are long by transport.byte_cost, and nothing depends on the head, all ranks
-     * send a quarter of the heads first, and compute these while the others arrive, in two launches; backwards the
-     * gradients of these return meanwhile. */
+     * too. Forwards, where no rank is ON, messages are long by transport.byte_cost, and nothing depends on the head,
+     * all ranks send a quarter of the heads first, and compute these while the others arrive, in two launches. */
     ATTUNE_OVERLAP_OFF = 2
 } attune_overlap;
 

@@ -40,16 +40,6 @@ static attune_tensor gradient(const call *c, int part, bool of_v)
     return t;
 }
 
-static void take_heads(const attune__distributed_call *base, attune__backward *back)
-{
-    const int64_t group = attune__distributed_take_heads(base, &back->forward);
-    attune_tensor *const rows[] = {&back->d_o, &back->d_lse, &back->d_q}, *const keys[] = {&back->d_k, &back->d_v};
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        *rows[i] = attune__heads_of(*rows[i], base->kv_head * group, base->kv_heads * group);
-    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
-        *keys[i] = attune__heads_of(*keys[i], base->kv_head, base->kv_heads);
-}
-
 /* attune__distributed_compute_fn */
 static attune_status compute(attune__distributed_call *base, int part)
 {
@@ -87,7 +77,6 @@ static attune_status compute(attune__distributed_call *base, int part)
     /* Of two parts, the first has the sinks, as in forward. */
     if (part == ATTUNE__OTHERS && d->parts[ATTUNE__OWN].keys)
         back->forward.sinks.buffer = back->d_sinks.buffer = NULL;
-    take_heads(base, back);
     back->forward.seconds = a.seconds ? &seconds : NULL;
     ATTUNE__TRY(d->device->backend->backward(d->plan->programs[0], c->base.queue, back, &c->base.value));
     c->seconds += seconds;

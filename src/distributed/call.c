@@ -269,21 +269,8 @@ static attune_status copy_own(attune__distributed_call *c)
     return ATTUNE_OK;
 }
 
-int64_t attune__distributed_take_heads(const attune__distributed_call *c, attune__forward *launch)
-{
-    const int64_t group = launch->heads / launch->kv_heads, first = c->kv_head * group, count = c->kv_heads * group;
-    launch->q = attune__heads_of(launch->q, first, count);
-    launch->o = attune__heads_of(launch->o, first, count);
-    launch->lse = attune__heads_of(launch->lse, first, count);
-    launch->k = attune__heads_of(launch->k, c->kv_head, c->kv_heads);
-    launch->v = attune__heads_of(launch->v, c->kv_head, c->kv_heads);
-    launch->heads = count;
-    launch->kv_heads = c->kv_heads;
-    return group;
-}
-
-/* Some heads of k and v are sent first, and computed while the others arrive; backwards their gradients are returned
- * while those of the others are computed. On a rank without own keys, or without rows, all arrive before that. */
+/* Some heads of k and v are sent first, and computed while the others arrive. On a rank whose own keys have a launch of
+ * their own, all arrive before it. */
 static attune_status compute_in_turn(attune__distributed_call *c, attune__distributed_compute_fn compute)
 {
     const attune_distributed *d = c->d;
@@ -301,17 +288,12 @@ static attune_status compute_in_turn(attune__distributed_call *c, attune__distri
         if (d->parts[part].keys)
             ATTUNE__TRY(compute(c, part));
     }
-    if (one_launch)
-        ATTUNE__TRY(attune__distributed_finish(c));
-    c->kv_head = 0;
-    c->kv_heads = first;
-    if (d->zeros)
-        ATTUNE__TRY(attune__distributed_return(c));
+    if (!one_launch)
+        return ATTUNE_OK;
+    ATTUNE__TRY(attune__distributed_finish(c));
     c->kv_head = first;
     c->kv_heads = heads - first;
-    if (one_launch)
-        ATTUNE__TRY(compute(c, ATTUNE__OTHERS));
-    return d->zeros ? attune__distributed_finish(c) : ATTUNE_OK;
+    return compute(c, ATTUNE__OTHERS);
 }
 
 attune_status attune__distributed_compute(attune__distributed_call *c, attune__distributed_compute_fn compute)

@@ -242,8 +242,8 @@ static int64_t choose_first_heads(const attune_distributed *d)
 {
     const attune__shape *s = &d->shape;
     const attune_transport *t = &d->transport;
-    if (d->token_major || s->kv_heads < 2 || s->sinks || t->size < 2 || t->byte_cost == 0 || t->host_memory ||
-        !d->device->backend->fewer_heads || attune__distributed_split(d) || d->reductions[ATTUNE__OF_CAPTURES].lines)
+    if (s->direction != ATTUNE_FORWARD || d->token_major || s->kv_heads < 2 || s->sinks || t->size < 2 ||
+        t->byte_cost == 0 || t->host_memory || !d->device->backend->fewer_heads || attune__distributed_split(d))
         return 0;
     if (!d->own_copy_count)
         return ANY_HEADS;
@@ -252,9 +252,6 @@ static int64_t choose_first_heads(const attune_distributed *d)
     for (size_t i = 0; i < d->receive_count; i++)
         bytes += (double)(s->kv_batch * (s->kv_heads - first) * d->receives[i].count) *
                  (double)(s->head_dim * attune_dtype_size(s->k_dtype) + s->head_dim_v * attune_dtype_size(s->v_dtype));
-    /* Backwards gradients of four bytes or more are returned. */
-    if (s->direction == ATTUNE_BACKWARD)
-        bytes *= 3;
     return has_equal_heads(d) && bytes * t->byte_cost > 8 * LAUNCH_COST ? first : 0;
 }
 

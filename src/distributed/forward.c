@@ -23,6 +23,29 @@ static attune_status check(call *c)
     return attune__distributed_check(&c->base, &a->k, &a->v);
 }
 
+/* Some heads of a tensor: all if its second dimension has as many. */
+static attune_tensor heads_of(attune_tensor t, int64_t first, int64_t count)
+{
+    t.offset += (uint64_t)(first * t.stride[1] * (int64_t)attune_dtype_size(t.dtype));
+    t.size[1] = count;
+    return t;
+}
+
+static void take_heads(const attune__distributed_call *c, attune__forward *f)
+{
+    const int64_t group = f->heads / f->kv_heads, first = c->kv_head * group, count = c->kv_heads * group;
+    if (count == f->heads)
+        return;
+    f->q = heads_of(f->q, first, count);
+    f->o = heads_of(f->o, first, count);
+    if (f->lse.buffer)
+        f->lse = heads_of(f->lse, first, count);
+    f->k = heads_of(f->k, c->kv_head, c->kv_heads);
+    f->v = heads_of(f->v, c->kv_head, c->kv_heads);
+    f->heads = count;
+    f->kv_heads = c->kv_heads;
+}
+
 /* attune__distributed_compute_fn: into o and lse, or into a partial result if there are two. */
 static attune_status compute(attune__distributed_call *base, int part)
 {
@@ -51,7 +74,7 @@ static attune_status compute(attune__distributed_call *base, int part)
     /* Of two parts, the first has the sinks, so that the result counts them once. */
     if (part == ATTUNE__OTHERS && d->parts[ATTUNE__OWN].keys)
         resolved.call.sinks.buffer = NULL;
-    attune__distributed_take_heads(base, &resolved.call);
+    take_heads(base, &resolved.call);
     resolved.call.seconds = a.seconds ? &seconds : NULL;
     ATTUNE__TRY(attune__plan_forward(d->plan, c->base.queue, &resolved.call, &c->base.value));
     c->seconds += seconds;

@@ -291,16 +291,6 @@ attune_status attune__distributed_lend(const attune__distributed_call *c, attune
         (c)->base.seconds = (c)->args.seconds ? &(c)->seconds : NULL;                                                  \
     } while (0)
 
-/* Some heads of a tensor of rank 3 or 4; of one without a buffer too. */
-static inline attune_tensor attune__heads_of(attune_tensor t, int64_t first, int64_t count)
-{
-    t.offset += (uint64_t)(first * t.stride[1] * (int64_t)attune_dtype_size(t.dtype));
-    t.size[1] = count;
-    return t;
-}
-/* Restricts the tensors of a launch to the call's KV heads. Returns the query heads of each. */
-int64_t attune__distributed_take_heads(const attune__distributed_call *c, attune__forward *launch);
-
 /* Computes the keys of a part: the first that is computed has the sinks. */
 typedef attune_status (*attune__distributed_compute_fn)(attune__distributed_call *c, int part);
 /* Sends keys, computes the own ones meanwhile, and then those of others; or some heads while those of others arrive. */
@@ -336,7 +326,7 @@ typedef struct attune__shared_gradients {
 /* Checks those that a call wants, and sets those in the workspace to 0. */
 attune_status attune__distributed_begin_sums(attune__distributed_call *c, const attune_backward_args *args,
                                              attune__shared_gradients *shared);
-/* Returns gradients of others' keys, of the call's heads, and slices of those of captures and sinks. */
+/* Returns gradients of others' keys, and slices of those of captures and sinks. */
 attune_status attune__distributed_return(const attune__distributed_call *c);
 /* After that: sums gradients of the own keys in the order of ranks, and those of captures and sinks. */
 attune_status attune__distributed_sum(attune__distributed_call *c, const attune_tensor *d_k, const attune_tensor *d_v,

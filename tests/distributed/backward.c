@@ -123,31 +123,6 @@ Test(distributed_backward, windows)
     sharing_close(&s);
 }
 
-/* Keys and their gradients are under way while other heads are computed (sharing_begin): two exchanges in each of three
- * forward calls, and four in each of two backward ones. */
-Test(distributed_backward, heads_in_turn)
-{
-    static const attention_case c = {.name = "heads_in_turn",
-                                     .batch = 1,
-                                     .kv_batch = 1,
-                                     .heads = 4,
-                                     .kv_heads = 2,
-                                     .q_len = 79,
-                                     .kv_len = 79,
-                                     .head_dim = 32,
-                                     .mask = "q >= kv && doc[q] == doc[kv]"};
-    static const uint64_t numbers[] = {29, 52, 62, 86, 92, 109, 126, 145, 162, 169, 186, 192};
-    static sharing s;
-    sharing_open(&s);
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        cr_assert(run_case(&s, &c, numbers[i], 2));
-        for (uint32_t r = 0; r < s.ranks; r++)
-            cr_expect_eq(s.group.ends[r].exchanges, 3 * 2 + 2 * 4, "rank %u of %u: %d exchanges", r, s.ranks,
-                         s.group.ends[r].exchanges);
-    }
-    sharing_close(&s);
-}
-
 /* 250 calls, and as many of forward. */
 Test(distributed_backward, repeats)
 {
