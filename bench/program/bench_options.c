@@ -87,14 +87,16 @@ static bool parse_link(const char *text, row_link *link)
 
 static bool parse_overlap(const char *text, attune_overlap *overlap)
 {
-    static const char *const names[] = {
-        [ATTUNE_OVERLAP_AUTO] = "auto", [ATTUNE_OVERLAP_ON] = "on", [ATTUNE_OVERLAP_OFF] = "off"};
+    static const char *const names[] = {[ATTUNE_OVERLAP_AUTO] = "auto",
+                                        [ATTUNE_OVERLAP_ON] = "on",
+                                        [ATTUNE_OVERLAP_OFF] = "off",
+                                        [ATTUNE_OVERLAP_HEADS] = "heads"};
     for (uint32_t i = 0; i < sizeof names / sizeof names[0]; ++i)
         if (!strcmp(text, names[i])) {
             *overlap = (attune_overlap)i;
             return true;
         }
-    return bad("--overlap is \"%s\", expected auto, on or off", text);
+    return bad("--overlap is \"%s\", expected auto, on, off or heads", text);
 }
 
 /* A device for each rank: as many ids as ranks, or one for all, or a backend's name for its first devices. */
@@ -126,6 +128,8 @@ static bool check_ranks(bench_options *o, bool layout, bool link, bool overlap)
         return !(layout || link || overlap) || bad("%s requires --ranks", layout ? "--layout"
                                                                           : link ? "--transport"
                                                                                  : "--overlap");
+    if (o->ranks.lend && o->row.pass != ROW_DECODE)
+        return bad("--lend is of --direction decode");
     if (o->row.pass == ROW_STEP)
         return bad("--direction is step, but --ranks has forward, backward and decode alone");
     if (layout && o->row.pass == ROW_DECODE)
@@ -240,8 +244,12 @@ cli_result bench_options_parse(bench_options *o, int argc, char **argv)
          .value = &link},
         {.name = "--overlap",
          .argument = "WHICH",
-         .help = "of the ranks: on (own keys are computed while others arrive), off (all once they have), or auto",
+         .help = "of the ranks: on (own keys are computed while others arrive), off (all once they have), heads (some "
+                 "heads while those of others arrive), or auto",
          .value = &overlap},
+        {.name = "--lend",
+         .help = "of ranks in decode: queries and results are read in place, where devices can",
+         .flag = &o->ranks.lend},
         {.name = "--kernel-options",
          .argument = "JSON",
          .help = "forced kernel options, such as {\"BLOCK_M\": 64}",

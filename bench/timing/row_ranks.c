@@ -188,8 +188,8 @@ static void run_rank(void *context, uint32_t rank)
                        ? share_make(device, &transport, c->partition, setup->mask, &setup->problem, w->options->kernel,
                                     w->ranks->overlap, &setup->a,
                                     w->options->pass == ROW_BACKWARD ? &setup->gradients : NULL, &c->shares[rank])
-                       : share_make_decode(device, &transport, &setup->problem, w->options->kernel, &setup->a,
-                                           &c->shares[rank]));
+                       : share_make_decode(device, &transport, &setup->problem, w->options->kernel, w->ranks->lend,
+                                           &setup->a, &c->shares[rank]));
     if (rank)
         follow(c, rank);
     else
@@ -197,8 +197,10 @@ static void run_rank(void *context, uint32_t rank)
     share_free(&c->shares[rank]);
 }
 
-static const char *const overlaps[] = {
-    [ATTUNE_OVERLAP_AUTO] = "", [ATTUNE_OVERLAP_ON] = ", overlap on", [ATTUNE_OVERLAP_OFF] = ", overlap off"};
+static const char *const overlaps[] = {[ATTUNE_OVERLAP_AUTO] = "",
+                                       [ATTUNE_OVERLAP_ON] = ", overlap on",
+                                       [ATTUNE_OVERLAP_OFF] = ", overlap off",
+                                       [ATTUNE_OVERLAP_HEADS] = ", overlap heads"};
 
 /* Measures the ranks of a partition, or of decode. results: NULL, or receives those of all ranks. */
 static bool measure_ranks(const ranks_work *work, const attune_partition *partition, uint32_t ranks,

@@ -193,9 +193,14 @@ typedef enum attune_overlap {
      * in f32 and a merge. */
     ATTUNE_OVERLAP_ON = 1,
     /* It copies its own keys beside those that arrive, and computes all in one launch. The workspace has the own keys
-     * too. Forwards, where no rank is ON, messages are long by transport.byte_cost, and nothing depends on the head,
-     * all ranks send a quarter of the heads first, and compute these while the others arrive, in two launches. */
-    ATTUNE_OVERLAP_OFF = 2
+     * too. */
+    ATTUNE_OVERLAP_OFF = 2,
+    /* As OFF, but forwards a quarter of the heads is sent first, and computed while the others arrive, in two launches,
+     * unless a rank has another way, or heads differ (the mask or the score depends on the head, there are sinks, or
+     * desc.token_major is set). Both passes compare with the ends of the intervals of rows, and backwards of keys,
+     * where the mask of the rank's rows and keys has them. On GPUs these were timed, not compared with other results:
+     * by name alone. */
+    ATTUNE_OVERLAP_HEADS = 3
 } attune_overlap;
 
 /* Parameters of attune_distributed_create. */
@@ -297,6 +302,9 @@ typedef struct attune_decode_desc {
     /* Keys are dealt to ranks in turn, `chunk` at a time: rank r has keys [i * chunk, (i + 1) * chunk) for i % size =
      * r, in this order. No rank then has all new keys. 0 = 256. */
     int64_t chunk;
+    /* Queries and results are read where they are, with transport.lend, if it is set; the same on every rank. On GPUs
+     * it was timed, not compared with other results. */
+    bool lend;
 } attune_decode_desc;
 
 /* Prepares the calls of this rank; errors as attune_distributed_create. */
@@ -315,7 +323,7 @@ ATTUNE_API uint64_t attune_decode_workspace_size(const attune_decode *decode);
  *
  * Queries are sent to all ranks that have keys. Results over the keys of each rank, in f32 (f64 if o is), and their LSE
  * are returned and merged in the order of ranks: repeated calls give bitwise equal results, and on one rank those of
- * attune_forward. With transport.lend nothing is sent: ranks read each other's queries and results where they are, and
+ * attune_forward. With desc.lend nothing is sent: ranks read each other's queries and results where they are, and
  * the bits are the same. Otherwise as attune_distributed_forward.
  */
 ATTUNE_API attune_status attune_distributed_decode(attune_decode *decode, attune_queue *queue,

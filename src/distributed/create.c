@@ -162,7 +162,7 @@ static attune_status make_masks(attune_distributed *d, const attune_partition *p
         for (int i = 0; status == ATTUNE_OK && i < ATTUNE__DISTRIBUTED_PARTS; i++)
             if (d->parts[i].keys)
                 status = make_part(d, mask, &rows, runs, i);
-        if (status == ATTUNE_OK)
+        if (status == ATTUNE_OK && overlap == ATTUNE_OVERLAP_HEADS)
             status = use_spans(d);
     }
     for (int i = 0; status == ATTUNE_OK && i < ATTUNE__DISTRIBUTED_PARTS; i++)
@@ -235,24 +235,18 @@ static bool has_equal_heads(const attune_distributed *d)
     return equal;
 }
 
-/* How many KV heads this rank would compute while the others arrive: a quarter, where the rest of the messages takes
- * longer than some launches; 0 = none. Few leave little to wait for, but a launch's last tiles leave the device idle.
- */
-static int64_t choose_first_heads(const attune_distributed *d)
+/* How many KV heads this rank would compute while the others arrive: a quarter; 0 = none. Few leave little to wait for,
+ * but a launch's last tiles leave the device idle. */
+static int64_t choose_first_heads(const attune_distributed *d, attune_overlap overlap)
 {
     const attune__shape *s = &d->shape;
-    const attune_transport *t = &d->transport;
-    if (s->direction != ATTUNE_FORWARD || d->token_major || s->kv_heads < 2 || s->sinks || t->size < 2 ||
-        t->byte_cost == 0 || t->host_memory || !d->device->backend->fewer_heads || attune__distributed_split(d))
+    if (overlap != ATTUNE_OVERLAP_HEADS || s->direction != ATTUNE_FORWARD || d->token_major || s->kv_heads < 2 ||
+        s->sinks || d->transport.size < 2 || !d->device->backend->fewer_heads)
         return 0;
     if (!d->own_copy_count)
         return ANY_HEADS;
     const int64_t first = s->kv_heads / 4 ? s->kv_heads / 4 : 1;
-    double bytes = 0;
-    for (size_t i = 0; i < d->receive_count; i++)
-        bytes += (double)(s->kv_batch * (s->kv_heads - first) * d->receives[i].count) *
-                 (double)(s->head_dim * attune_dtype_size(s->k_dtype) + s->head_dim_v * attune_dtype_size(s->v_dtype));
-    return has_equal_heads(d) && bytes * t->byte_cost > 8 * LAUNCH_COST ? first : 0;
+    return has_equal_heads(d) ? first : 0;
 }
 
 /* --------------------------------------------------------------------------------------------------------- messages */
@@ -511,8 +505,9 @@ static attune_status check(attune_distributed *d, const attune_distributed_desc 
     ATTUNE__TRY(attune__check_not_null(mask, "desc.mask"));
     ATTUNE__TRY(attune__check_not_null(desc->problem, "desc.problem"));
     ATTUNE__TRY(attune__desc_read(p, sizeof *p, desc->problem, sizeof *p, "problem"));
-    if ((uint32_t)desc->overlap > ATTUNE_OVERLAP_OFF)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT, "desc.overlap is %d, expected ATTUNE_OVERLAP_AUTO, _ON or _OFF",
+    if ((uint32_t)desc->overlap > ATTUNE_OVERLAP_HEADS)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "desc.overlap is %d, expected ATTUNE_OVERLAP_AUTO, _ON, _OFF or _HEADS",
                             (int)desc->overlap);
     if (partition->ranks != d->transport.size)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "desc.partition is of %u ranks, desc.transport of %u",
@@ -553,7 +548,7 @@ static attune_status prepare(attune_distributed *d, const attune_distributed_des
         ATTUNE__TRY(attune__merger_make(d->device, &d->merger));
     ATTUNE__TRY(make_messages(d));
     lay_out(d);
-    d->first_heads = choose_first_heads(d);
+    d->first_heads = choose_first_heads(d, desc->overlap);
     attune_partition_hash(desc->partition, partition);
     attune__hash_add(hash, partition[0]);
     attune__hash_add(hash, partition[1]);

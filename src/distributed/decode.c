@@ -3,7 +3,7 @@
  * Decode over keys that are dealt to ranks: queries go to all ranks that have keys, each computes them over its own,
  * and partial results return to the ranks whose queries they are, which merge them. Calls do not allocate.
  *
- * With transport.lend nothing is sent: a rank gathers the queries from where other ranks have them, in one launch, and
+ * With desc.lend nothing is sent: a rank gathers the queries from where other ranks have them, in one launch, and
  * merges results that it reads from there. Results are then in memory of the object, because other ranks read them
  * after the call. They are written again after the next step's queries were lent, hence after all reads; the queries
  * are read before the results are lent, hence before the merge.
@@ -22,13 +22,9 @@ struct attune_decode {
     uint64_t q_at, o_at, lse_row; /* of all queries: q and o, and where their LSE begins after o */
     uint64_t mine_at, mine_size;  /* results of this rank's queries, of each rank; their LSE begins at mine_lse */
     uint64_t mine_lse;
+    bool lends;
     attune_buffer *lent; /* o and LSE of all queries, for other ranks to read; NULL = they are sent */
 };
-
-static bool lends(const attune_decode *d)
-{
-    return d->base.transport.lend && d->base.transport.size > 1;
-}
 
 /* The queries of a rank: `blocks` blocks of rows that are adjacent, in q of all queries too. */
 typedef struct share {
@@ -152,7 +148,7 @@ static void lay_out(attune_decode *made)
     if (size > 1) {
         made->lse_row = attune__round_up64(rows * s->head_dim_v * element, 256);
         made->q_at = attune__distributed_reserve(d, rows * s->head_dim * attune_dtype_size(s->q_dtype));
-        if (!d->transport.lend) {
+        if (!made->lends) {
             made->o_at = attune__distributed_reserve(d, result_bytes(made));
             made->mine_lse = attune__round_up64(mine * s->head_dim_v * element, 256);
             made->mine_size = made->mine_lse + attune__round_up64(mine * element, 256);
@@ -180,9 +176,9 @@ static attune_status prepare(attune_decode *made, const attune_decode_desc *desc
                             blocks, d->transport.size);
     ATTUNE__TRY(attune__distributed_make_messages(d, blocks * 4 * d->transport.size, exchanged_bytes(made)));
     lay_out(made);
-    if (lends(made))
+    if (made->lends)
         ATTUNE__TRY(attune_buffer_create(d->device, result_bytes(made), &made->lent));
-    attune__hash_add(hash, lends(made));
+    attune__hash_add(hash, made->lends);
     attune__hash_add(hash, (uint64_t)made->split);
     attune__hash_add(hash, (uint64_t)made->chunk);
     attune__hash_add(hash, (uint64_t)d->shape.q_len);
@@ -209,6 +205,7 @@ attune_status attune_decode_create(attune_device *device, const attune_decode_de
     made->base.transport = transport;
     made->split = given.split;
     made->chunk = given.chunk ? given.chunk : 256;
+    made->lends = given.lend && transport.lend && transport.size > 1;
     attune__hash hash = attune__hash_begin();
     /* A lost device too is an error of every rank. */
     attune_status status = attune__device_check(device);

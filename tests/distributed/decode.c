@@ -68,8 +68,12 @@ static void run_rank(void *context, uint32_t rank)
                                     .score = a->score,
                                     .sinks = a->sinks.data != NULL};
     const attune_transport transport = rank_transport(&s->group, rank, s->late);
-    const attune_decode_desc desc = {
-        .struct_size = sizeof desc, .transport = &transport, .problem = &problem, .split = d->split, .chunk = d->chunk};
+    const attune_decode_desc desc = {.struct_size = sizeof desc,
+                                     .transport = &transport,
+                                     .problem = &problem,
+                                     .split = d->split,
+                                     .chunk = d->chunk,
+                                     .lend = true};
     attune_decode *decode;
     attune_status status = s->created[rank] = attune_decode_create(device, &desc, &decode);
     /* Whose queries and keys. */

@@ -108,20 +108,20 @@ Test(distributed_forward, heads_in_turn)
     .name = label, .batch = 2, .kv_batch = 2, .heads = 8, .kv_heads = g, .q_len = 200, .kv_len = 200, .head_dim = 32
     static const struct {
         attention_case c;
-        bool on, token_major;
-        double byte_cost;
+        attune_overlap overlap;
+        bool token_major;
         int exchanges;
     } rows[] = {
-        {{HEADS("causal", 8), .mask = "q >= kv"}, false, false, 1e12, 2},
-        {{HEADS("dense", 2)}, false, false, 1e12, 2},
-        {{HEADS("score", 4), .mask = "q >= kv", .score = "score - 0.01 * (q - kv)"}, false, false, 1e12, 2},
-        {{HEADS("score_of_head", 4), .mask = "q >= kv", .score = "score * slope[h]"}, false, false, 1e12, 1},
-        {{HEADS("mask_of_head", 4), .mask = "q >= kv || h == 3"}, false, false, 1e12, 1},
-        {{HEADS("sinks", 4), .mask = "q >= kv", .sinks = true}, false, false, 1e12, 1},
-        {{HEADS("one_head", 1), .mask = "q >= kv"}, false, false, 1e12, 1},
-        {{HEADS("two_launches", 4), .mask = "q >= kv"}, true, false, 1e12, 1},
-        {{HEADS("token_major", 4), .mask = "q >= kv"}, false, true, 1e12, 1},
-        {{HEADS("few_bytes", 4), .mask = "q >= kv"}, false, false, 12, 1},
+        {{HEADS("causal", 8), .mask = "q >= kv"}, ATTUNE_OVERLAP_HEADS, false, 2},
+        {{HEADS("dense", 2)}, ATTUNE_OVERLAP_HEADS, false, 2},
+        {{HEADS("score", 4), .mask = "q >= kv", .score = "score - 0.01 * (q - kv)"}, ATTUNE_OVERLAP_HEADS, false, 2},
+        {{HEADS("score_of_head", 4), .mask = "q >= kv", .score = "score * slope[h]"}, ATTUNE_OVERLAP_HEADS, false, 1},
+        {{HEADS("mask_of_head", 4), .mask = "q >= kv || h == 3"}, ATTUNE_OVERLAP_HEADS, false, 1},
+        {{HEADS("sinks", 4), .mask = "q >= kv", .sinks = true}, ATTUNE_OVERLAP_HEADS, false, 1},
+        {{HEADS("one_head", 1), .mask = "q >= kv"}, ATTUNE_OVERLAP_HEADS, false, 1},
+        {{HEADS("two_launches", 4), .mask = "q >= kv"}, ATTUNE_OVERLAP_ON, false, 1},
+        {{HEADS("token_major", 4), .mask = "q >= kv"}, ATTUNE_OVERLAP_HEADS, true, 1},
+        {{HEADS("one_launch", 4), .mask = "q >= kv"}, ATTUNE_OVERLAP_OFF, false, 1},
     };
     static sharing s;
     sharing_open(&s);
@@ -133,9 +133,8 @@ Test(distributed_forward, heads_in_turn)
         s.calls = 1;
         cr_assert(case_instantiate(s.instance, s.c, ATTUNE_BF16, test_seed() + i, &a, &why), "%s", why.message);
         sharing_begin(&s, &a, 11);
-        s.overlap = rows[i].on ? ATTUNE_OVERLAP_ON : ATTUNE_OVERLAP_OFF;
+        s.overlap = rows[i].overlap;
         s.token_major = rows[i].token_major;
-        s.group.byte_cost = rows[i].byte_cost;
         rank_group_run(&s.group, sharing_run_rank, &s);
         for (uint32_t r = 0; r < 2; r++) {
             cr_expect_eq(s.status[r], ATTUNE_OK, "%s: %s", s.c->name, s.message[r]);
@@ -266,7 +265,7 @@ static uint64_t workspace_of(attune_instance *instance, attune_direction directi
     attune_mask_destroy(mask);
     attune_expr_destroy(all);
     attune_device_destroy(device);
-    cr_assert_eq(status, overlap > ATTUNE_OVERLAP_OFF || byte_cost < 0 ? ATTUNE_INVALID_ARGUMENT : ATTUNE_OK, "%s",
+    cr_assert_eq(status, overlap > ATTUNE_OVERLAP_HEADS || byte_cost < 0 ? ATTUNE_INVALID_ARGUMENT : ATTUNE_OK, "%s",
                  attune_last_error());
     return bytes;
 }
@@ -285,7 +284,7 @@ Test(distributed_forward, overlap)
         cr_expect_eq(workspace_of(instance, direction, ATTUNE_OVERLAP_AUTO, 1), off);
         cr_expect_eq(workspace_of(instance, direction, ATTUNE_OVERLAP_AUTO, 1e4), on);
     }
-    (void)workspace_of(instance, ATTUNE_FORWARD, ATTUNE_OVERLAP_OFF + 1, 0);
+    (void)workspace_of(instance, ATTUNE_FORWARD, ATTUNE_OVERLAP_HEADS + 1, 0);
     (void)workspace_of(instance, ATTUNE_FORWARD, ATTUNE_OVERLAP_AUTO, -1);
     attune_instance_destroy(instance);
 }
@@ -346,7 +345,7 @@ static void fail_allocations(attune_direction direction, attune_overlap overlap)
 
 Test(distributed_forward, out_of_memory)
 {
-    for (attune_overlap overlap = ATTUNE_OVERLAP_ON; overlap <= ATTUNE_OVERLAP_OFF; overlap++) {
+    for (attune_overlap overlap = ATTUNE_OVERLAP_ON; overlap <= ATTUNE_OVERLAP_HEADS; overlap++) {
         fail_allocations(ATTUNE_FORWARD, overlap);
         fail_allocations(ATTUNE_BACKWARD, overlap);
     }

@@ -190,10 +190,8 @@ attune_transport rank_transport(rank_group *group, uint32_t rank, bool late)
     transport.abort = abort_all;
     group->ends[rank].late = late;
     const bool lends = group->lends || transport.lend;
-    if (group->lends || (group->byte_cost > 0 && group->host_ranks))
+    if (group->lends)
         transport.host_memory = false;
-    if (group->byte_cost > 0)
-        transport.byte_cost = group->byte_cost;
     transport.lend = lends ? lend : NULL;
     transport.reclaim = lends ? reclaim : NULL;
     transport.finish = late || lends ? finish : NULL;

@@ -24,8 +24,6 @@ typedef struct rank_group {
     rank_fault fault;
     bool one_at_a_time; /* one rank at a time computes: the others wait, or have met */
     bool lends;         /* ranks of the CPU, which read each other's memory */
-    double byte_cost;   /* of the transports, if not 0 ... */
-    bool host_ranks;    /* ... whose messages have no copies, because all devices are the CPU */
     pthread_mutex_t compute;
     struct rank_end {
         struct rank_group *group;

@@ -465,7 +465,7 @@ void sharing_begin(sharing *s, const attention *a, uint64_t number)
     s->layout = (attune_layout)(number % 5);
     s->token_major = number / 5 % 2;
     s->late = number / 3 % 2;
-    s->overlap = number / 2 % 2 ? ATTUNE_OVERLAP_OFF : ATTUNE_OVERLAP_ON;
+    s->overlap = number / 2 % 2 == 0 ? ATTUNE_OVERLAP_ON : number % 7 < 4 ? ATTUNE_OVERLAP_OFF : ATTUNE_OVERLAP_HEADS;
     s->other_problem = s->bad_call = MOST_RANKS;
     memset(s->differs, 0, sizeof s->differs);
     s->mask = make_mask(s->instance, s->c, a);
@@ -475,9 +475,6 @@ void sharing_begin(sharing *s, const attention *a, uint64_t number)
     cr_assert(!s->backward || make_gradients(a, &s->o, &s->lse, number, &s->gradients));
     rank_group_init(&s->group, s->ranks);
     s->group.one_at_a_time = s->one_at_a_time;
-    /* Of the ranks with one launch some compute heads while others arrive. */
-    s->group.byte_cost = number % 7 < 4 ? 0 : 1e12;
-    s->group.host_ranks = !s->device_count;
 }
 
 void sharing_end(sharing *s)
