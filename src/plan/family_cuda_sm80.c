@@ -289,11 +289,11 @@ static const attune__tile sm80_serving_16[] = {
     ATTUNE__TILE(16, 32, 1, 2),
     ATTUNE__TILE(16, 16, 1, 1),
 };
-/* Where K and V are copied as they are, the next tile is loaded while this one is computed; two of them where two CTAs
- * have the space. */
+/* Where K and V are copied as they are, the next tile is loaded while this one is computed. With 200 KiB one CTA has
+ * more bytes on their way than several, and a call fewer parts to add. */
 static const attune__tile sm80_serving_ahead_16[] = {
-    ATTUNE__TILE(16, 64, 3, 4), ATTUNE__TILE(16, 64, 2, 4), ATTUNE__TILE(16, 64, 1, 4),
-    ATTUNE__TILE(16, 32, 1, 2), ATTUNE__TILE(16, 16, 1, 1),
+    ATTUNE__TILE(16, 128, 2, 8), ATTUNE__TILE(16, 64, 3, 4), ATTUNE__TILE(16, 64, 2, 4),
+    ATTUNE__TILE(16, 64, 1, 4),  ATTUNE__TILE(16, 32, 1, 2), ATTUNE__TILE(16, 16, 1, 1),
 };
 static const attune__tile sm80_serving_copied_16[] = {
     ATTUNE__TILE(16, 64, 2, 4),
@@ -377,8 +377,8 @@ static attune__cuda_tiles sm80_serving_tiles(const attune__search *search, bool 
                : stages      ? TILES(sm80_serving_copied_512_64)
                              : TILES(sm80_serving_512_64);
     if (few && stages)
-        return search->limits->shared_memory >= 200 * 1024 ? TILES(sm80_serving_ahead_16)
-                                                           : TILES(sm80_serving_copied_16);
+        return search->limits->shared_memory >= 200 * 1024 && !is_f32 ? TILES(sm80_serving_ahead_16)
+                                                                      : TILES(sm80_serving_copied_16);
     if (few)
         return TILES(sm80_serving_16);
     if (!parts)
