@@ -172,8 +172,7 @@ uint finite_mask(const in uint word)
 
 uvec4 finite_of(const in uvec4 group)
 {
-    return group & uvec4(finite_mask(group.x), finite_mask(group.y), finite_mask(group.z),
-                         finite_mask(group.w));
+    return group & uvec4(finite_mask(group.x), finite_mask(group.y), finite_mask(group.z), finite_mask(group.w));
 }
 
 /* Groups that FETCH does not cover, or that are not aligned, are loaded here. With `look` NaN and infinities are noted

@@ -183,7 +183,8 @@ static attune_status choose_pass(const attune_limits *limits, const attune__shap
     search.pass = shape->direction == ATTUNE_BACKWARD ? ATTUNE__PASS_BACKWARD : ATTUNE__PASS_FORWARD;
     attune__search_run(&search, decision, &found);
     if (found.outcome != ATTUNE__FOUND) {
-        /* A kernel of decode alone is not for the forward pass, whatever its options: these are the reason to report. */
+        /* A kernel of decode alone is not for the forward pass, whatever its options: these are the reason to report.
+         */
         const bool decodes = decode.outcome > found.outcome;
         if (decodes)
             search.pass = ATTUNE__PASS_DECODE;
