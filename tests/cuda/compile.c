@@ -169,12 +169,14 @@ static void header_options(fixture *w, const char *header, const attune_expr *ma
     const bool hopper = strstr(header, "sm90") || strstr(header, "hopper") || strstr(header, "wgmma"),
                blackwell = strstr(header, "sm100") || strstr(header, "tcgen05"),
                cluster = strstr(header, "pair_") && !blackwell,
-               back = strstr(header, "backward") || strstr(header, "gradients");
+               back = strstr(header, "backward") || strstr(header, "gradients"), cache = strstr(header, "serving_");
     const attune_problem problem = {.struct_size = sizeof problem,
                                     .direction = back ? ATTUNE_BACKWARD : ATTUNE_FORWARD,
                                     .dtype = ATTUNE_BF16,
                                     .head_dim = strstr(header, "wide") || cluster ? 256 : 128,
-                                    .q_len = 2048,
+                                    .q_len = cache ? 4 : 2048,
+                                    .kv_len = 2048,
+                                    .tokens = cache ? 4 : 0,
                                     .mask = mask,
                                     .score = score,
                                     .capture_gradient_elements = back && gradient && !cluster ? 100 : 0,
