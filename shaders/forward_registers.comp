@@ -176,7 +176,7 @@ uvec4 finite_of(const in uvec4 group)
 }
 
 /* Groups that FETCH does not cover, or that are not aligned, are loaded here. With `look` NaN and infinities are noted
- * and become 0 (repair_rows). */
+ * and become 0. */
 #define STORE_ROWS(fetched, where, rows, kv, stride, groups, dim, row_stride, look)                                    \
     {                                                                                                                  \
         if (aligned) {                                                                                                 \

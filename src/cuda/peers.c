@@ -219,9 +219,10 @@ static attune_status begin_loan(struct peer *mine, const attune_message *sends, 
     *turn = mine->begun++ % 2;
     pthread_mutex_unlock(&mine->all->threads.lock);
     loan *own = &mine->loans[*turn];
-    own->buffer = send_count ? sends[0].buffer : NULL;
-    own->offset = send_count ? sends[0].offset : 0;
-    own->size = send_count ? sends[0].size : 0;
+    const attune_message sent = send_count ? sends[0] : (attune_message){0};
+    own->buffer = sent.buffer;
+    own->offset = sent.offset;
+    own->size = sent.size;
     ATTUNE__TRY(attune__cuda_enter(e->device));
     attune__cu_result result = CU_SUCCESS;
     if (mine->read_on && mine->read_on != stream)

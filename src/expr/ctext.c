@@ -141,6 +141,16 @@ static void add_quotient(attune__text *text, const char *a, const char *b, const
                      b);
 }
 
+static bool is_positive(const attune__interval *range)
+{
+    return range->flo > 0 && !range->may_nan;
+}
+
+bool attune__ctext_is_root(const attune__node *exponent, const attune__interval *base)
+{
+    return exponent->op == ATTUNE__OP_CONST && exponent->value.f == 0.5f && is_positive(base);
+}
+
 static void add_float(attune__text *text, attune__op op, const char *a, const char *b, const attune__interval *ra,
                       const attune__node *exponent)
 {
@@ -161,12 +171,10 @@ static void add_float(attune__text *text, attune__op op, const char *a, const ch
         attune__text_add(text, "-%s", a);
         break;
     case ATTUNE__OP_POW:
-        if (!(ra->flo > 0) || ra->may_nan)
-            attune__text_add(text, "attune_pow(%s, %s)", a, b);
-        else if (exponent->op == ATTUNE__OP_CONST && exponent->value.f == 0.5f)
+        if (attune__ctext_is_root(exponent, ra))
             attune__text_add(text, "attune_pow_half(%s)", a);
         else
-            attune__text_add(text, "attune_pow_positive(%s, %s)", a, b);
+            attune__text_add(text, is_positive(ra) ? "attune_pow_positive(%s, %s)" : "attune_pow(%s, %s)", a, b);
         break;
     default:
         attune__text_add(text, "attune_%s(%s)", attune__op_name(op), a);

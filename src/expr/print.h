@@ -95,6 +95,8 @@ void attune__ctext_mask_bounds(const attune_expr *expr, const char *name, attune
 #define ATTUNE__CTEXT_NAME 40
 #define ATTUNE__CTEXT_END  "2147483648ll" /* larger than every index */
 void attune__ctext_bounds(const attune_expr *expr, attune__interval *bounds);
+/* Whether a power is printed as a square root: of 0.5, and a base above 0. */
+bool attune__ctext_is_root(const attune__node *exponent, const attune__interval *base);
 void attune__ctext_values(const attune_expr *expr, const attune__interval *bounds, uint16_t without,
                           attune__text *text);
 /* Declares row, if the expression reads it, as ATTUNE_ROW_INDEX, a macro of the prelude: a function of b, q and q_len

@@ -27,15 +27,13 @@ static uint32_t fast_weight_of(const attune_expr *expr, const attune__node *node
     }
 }
 
-/* A power of 0.5, which is a square root where the base is above 0. */
 static bool is_root(const attune_expr *expr, const attune__node *node)
 {
     attune__interval bounds[ATTUNE_EXPR_MAX_NODES];
-    const attune__node *exponent = &expr->nodes[node->arg[1]];
-    if (node->op != ATTUNE__OP_POW || exponent->op != ATTUNE__OP_CONST || exponent->value.f != 0.5f)
+    if (node->op != ATTUNE__OP_POW)
         return false;
     attune__ctext_bounds(expr, bounds);
-    return bounds[node->arg[0]].flo > 0 && !bounds[node->arg[0]].may_nan;
+    return attune__ctext_is_root(&expr->nodes[node->arg[1]], &bounds[node->arg[0]]);
 }
 
 /* Instructions of NVIDIA's exact functions, including rare branches; other operations take one or two. */

@@ -6,16 +6,15 @@
 #include "plan/family_opencl.h"
 #include "plan/layout.h"
 
-#define MOST_KEYS      8   /* that a thread has in flight */
-#define MOST_HOST_KEYS 2   /* of drivers on the CPU, which keep registers in memory */
-#define THREADS        256 /* whose loads are enough for a compute unit */
-#define HOST_THREADS   64  /* which a driver on the CPU computes one after another */
-#define MOST_REGISTERS 192 /* of a thread, by the layout's estimate */
-#define MOST_16_BIT                                                                                                    \
-    216                /* the same of 16-bit tensors, whose kernels have fewer others than those of f32 and of caches */
-#define MOST_ROWS   16 /* of a sequence and a head of keys, unless named: more are for larger tiles */
-#define MOST_DEVICE 232   /* without spills */
-#define MOST_SHARED 46080 /* of the 48 KiB that most GPUs let a workgroup have */
+#define MOST_KEYS      8     /* that a thread has in flight */
+#define MOST_HOST_KEYS 2     /* of drivers on the CPU, which keep registers in memory */
+#define THREADS        256   /* whose loads are enough for a compute unit */
+#define HOST_THREADS   64    /* which a driver on the CPU computes one after another */
+#define MOST_REGISTERS 192   /* of a thread, by the layout's estimate */
+#define MOST_16_BIT    216   /* likewise, of 16-bit tensors, whose kernels need fewer others; not over a cache */
+#define MOST_ROWS      16    /* of a sequence and a head of keys, unless named: more are for larger tiles */
+#define MOST_DEVICE    232   /* without spills */
+#define MOST_SHARED    46080 /* of the 48 KiB that most GPUs let a workgroup have */
 
 static uint32_t threads_of(const attune__search *search, const attune__tile *tile)
 {
