@@ -49,9 +49,11 @@ ATTUNE_BLOCK(attune_vulkan_arguments)
     ATTUNE_UINT kv_len, splits;
     ATTUNE_UINT mask_rows_b, mask_rows_h; /* rows of blocks from one batch or head to the next; 0 = broadcast */
     ATTUNE_UINT q_block, kv_block;        /* of the mask; without one the tile */
+    ATTUNE_UINT inner_q_block;            /* backward: as kv_block, of the inner tiles of queries */
     ATTUNE_UINT head_step, q_step;        /* heads and queries of a tile */
     ATTUNE_UINT head_chunks, q_chunks;    /* tiles of a group of heads, and of the queries */
     ATTUNE_UINT in_block;                 /* tiles of a row of blocks */
+    ATTUNE_UINT section; /* planes of keys whose tiles follow one another, those of the last rows first */
     ATTUNE_UINT flags;
     float scale;
     ATTUNE_UINT kv_batch;
@@ -62,8 +64,7 @@ ATTUNE_BLOCK(attune_vulkan_arguments)
     ATTUNE_STRIDE d_sinks_h;     /* bytes */
     ATTUNE_ADDRESS mask_columns; /* as mask_rows, of the transposed lists */
     ATTUNE_UINT mask_columns_b, mask_columns_h;
-    ATTUNE_UINT inner_q_block; /* as kv_block, of the inner tiles of queries */
-    ATTUNE_UINT pad[3];
+    ATTUNE_UINT pad0, pad1; /* no array of two, whose layout would be that of one in shared memory */
 };
 
 /* Of backward_sums.comp: the gradient of one capture, a float tensor. */

@@ -20,12 +20,14 @@ TileCoord tile_coord_of(attune_vulkan_arguments args, uint index)
     rest /= args.splits;
     uint head_chunk = rest % args.head_chunks;
     rest /= args.head_chunks;
-    /* Neighbouring workgroups have rows of one head, whose K and V then stay in the cache. The last rows come first:
-     * under a causal mask they have the most keys. */
-    uint chunk = args.q_chunks - 1u - rest % args.q_chunks;
-    rest /= args.q_chunks;
-    coord.kv_h = rest % args.kv_heads;
-    coord.b = rest / args.kv_heads;
+    /* Neighbouring workgroups have rows of the same few planes, whose K and V then stay in the cache. The last rows of
+     * these planes come first: under a causal mask they have the most keys. */
+    uint section = rest / (args.q_chunks * args.section), first = section * args.section;
+    rest -= section * args.q_chunks * args.section;
+    uint planes = max(min(args.section, args.batch * args.kv_heads - first), 1u);
+    uint chunk = args.q_chunks - 1u - rest / planes, plane = first + rest % planes;
+    coord.kv_h = plane % args.kv_heads;
+    coord.b = plane / args.kv_heads;
     uint group = args.heads / args.kv_heads;
     coord.h0 = coord.kv_h * group + head_chunk * args.head_step;
     coord.heads = min(args.head_step, group - head_chunk * args.head_step);

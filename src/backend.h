@@ -178,9 +178,9 @@ static inline int64_t attune__forward_rows(const attune__forward *call)
     return call->serving && call->q.size[2] < call->q_len ? call->q.size[2] : call->q_len;
 }
 
-/* The tiles of queries of a call; of backward those of dQ. `units` is that of attune__partition_desc. */
+/* The tiles of queries of a call; of backward those of dQ. `section_items` is that of attune__partition_desc. */
 static inline attune__partition attune__forward_partition(const attune__forward *call, const attune_plan_choice *choice,
-                                                          bool decode, uint32_t units)
+                                                          bool decode, uint32_t section_items)
 {
     const attune_mask *mask = call->mask;
     return attune__partition_make(&(attune__partition_desc){
@@ -193,7 +193,7 @@ static inline attune__partition attune__forward_partition(const attune__forward 
         .decode = decode || call->serving, /* a tile has the rows of a group of heads */
         .mask_q_block = mask ? mask->q_block : 0,
         .one_list = !mask || mask->stored_heads == 1,
-        .units = units,
+        .section_items = section_items,
     });
 }
 

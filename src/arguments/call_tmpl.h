@@ -52,7 +52,7 @@ static void describe_sizes(const attune__forward *call, uint32_t kv_block, uint3
 }
 
 /* The tiles of queries. */
-static void describe_tiles(const attune__partition *partition, ARGUMENTS *a)
+void NAME(arguments_partition)(const attune__partition *partition, ARGUMENTS *a)
 {
     a->head_step = partition->head_step;
     a->q_step = partition->q_step;
@@ -60,6 +60,7 @@ static void describe_tiles(const attune__partition *partition, ARGUMENTS *a)
     a->q_block = partition->q_block;
     a->in_block = partition->in_block;
     a->q_chunks = (uint32_t)partition->q_chunks;
+    a->section = partition->section;
     a->splits = partition->splits;
 }
 

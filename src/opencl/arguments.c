@@ -40,12 +40,6 @@ void attune__opencl_arguments_describe(const attune__forward *call, uint64_t o_a
     }
 }
 
-void attune__opencl_arguments_partition(const attune__partition *partition, attune_opencl_arguments *arguments)
-{
-    describe_tiles(partition, arguments);
-    arguments->section = partition->section;
-}
-
 attune_opencl_capture attune__opencl_capture_of(attune_dtype dtype, uint32_t rank, const int64_t *size,
                                                 const int64_t *stride, int64_t offset)
 {

@@ -206,7 +206,7 @@ static attune_status add_passes(run *r)
     const uint32_t all = (1u << 8) - 1; /* the ALIGNED flags */
     const bool aligned = program->aligned.handle && (r->arguments.flags & all) == all;
     const attune__partition c =
-        attune__forward_partition(call, choice, false, program->base.device->info.limits.compute_units);
+        attune__forward_partition(call, choice, false, attune__opencl_section(program->base.device));
     attune__opencl_arguments_partition(&c, &r->arguments);
     const uint64_t key_tiles = (uint64_t)((call->kv_len + choice->block_n1 - 1) / choice->block_n1);
     const double queries = (double)rows / (double)(call->k.size[0] * call->kv_heads);

@@ -39,7 +39,7 @@ uint64_t attune__opencl_launch_most(const attune__opencl_device *device, uint64_
 
 static attune__partition partition_of(const attune__opencl_program *program, const attune__forward *call, bool decode)
 {
-    return attune__forward_partition(call, &program->choice, decode, program->base.device->info.limits.compute_units);
+    return attune__forward_partition(call, &program->choice, decode, attune__opencl_section(program->base.device));
 }
 
 static void divide(run *r, bool decode)

@@ -72,6 +72,12 @@ static inline attune__opencl_device *attune__opencl_of(const attune_device *devi
 {
     return (attune__opencl_device *)(uintptr_t)device;
 }
+/* The least items of a section (plan/partition.h): some waves, since a compute unit has several workgroups at once. */
+static inline uint32_t attune__opencl_section(const attune_device *device)
+{
+    return 8 * device->info.limits.compute_units;
+}
+
 static inline const attune__opencl_buffer *attune__opencl_buffer_of(const attune_buffer *buffer)
 {
     return (const attune__opencl_buffer *)buffer;

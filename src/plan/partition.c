@@ -1,15 +1,12 @@
 /* SPDX-License-Identifier: MIT */
 #include "plan/partition.h"
 
-/* Items of a section for each compute unit, some waves: under a causal mask those of the first rows, which have the
- * fewest keys, then fill the units at the end. */
-#define SECTION_ITEMS 8
-
-/* As few planes as have so many items, since their keys share the cache; equal sections. */
+/* As few planes as have so many items, since their keys share the cache; equal sections. Under a causal mask the items
+ * of the first rows, which have the fewest keys, then fill the units at the end. */
 static uint32_t section_of(const attune__partition_desc *desc, int64_t plane_items)
 {
-    const int64_t planes = desc->batch * desc->kv_heads, least = SECTION_ITEMS * (int64_t)desc->units;
-    if (!desc->mask_q_block || !desc->units || plane_items < 1)
+    const int64_t planes = desc->batch * desc->kv_heads, least = desc->section_items;
+    if (!desc->mask_q_block || !desc->section_items || plane_items < 1)
         return 1;
     const int64_t section = (least + plane_items - 1) / plane_items;
     const int64_t sections = planes / section > 1 ? planes / section : 1;

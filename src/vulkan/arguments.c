@@ -48,11 +48,6 @@ void attune__vulkan_arguments_describe(const attune__forward *call, uint64_t o_a
     }
 }
 
-void attune__vulkan_arguments_partition(const attune__partition *partition, attune_vulkan_arguments *arguments)
-{
-    describe_tiles(partition, arguments);
-}
-
 /* The table of an expression, whose captures and parameters are by symbol. */
 static void pack_table(const attune__vulkan_arguments_block *block, const attune_expr *expr,
                        const attune_tensor *captures, const attune__value *parameters, void *out)

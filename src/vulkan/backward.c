@@ -200,7 +200,8 @@ static attune_status add_passes(run *r)
     const uint64_t rows = (uint64_t)call->batch * (uint64_t)call->heads * (uint64_t)call->q_len;
     const double d = program->shape.head_dim, dv = program->shape.head_dim_v;
     const bool aligned = a->flags == (1u << 8) - 1;
-    const attune__partition c = attune__forward_partition(call, choice, false, 0);
+    const attune__partition c =
+        attune__forward_partition(call, choice, false, attune__vulkan_section(program->base.device));
     attune__vulkan_arguments_partition(&c, a);
     const uint64_t key_tiles = (uint64_t)((call->kv_len + choice->block_n1 - 1) / choice->block_n1);
     const double queries = (double)rows / (double)(call->k.size[0] * call->kv_heads);

@@ -26,7 +26,9 @@ typedef struct run {
 
 static void divide(run *r, bool decode)
 {
-    const attune__partition c = attune__forward_partition(r->call, &r->program->choice, decode, 0);
+    /* Results of splits and items of a schedule have their place by a tile's number. */
+    const uint32_t section = decode || r->call->serving ? 0 : attune__vulkan_section(r->program->base.device);
+    const attune__partition c = attune__forward_partition(r->call, &r->program->choice, decode, section);
     attune__vulkan_arguments_partition(&c, &r->arguments);
     r->tiles = (uint64_t)c.items;
     r->tile_flops = 2.0 * r->program->choice.block_m * (double)r->call->kv_len / r->arguments.splits *

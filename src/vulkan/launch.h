@@ -41,6 +41,13 @@ typedef struct attune__vulkan_mask {
     void *table; /* the expression's, as an update packs it */
 } attune__vulkan_mask;
 
+/* The least items of a section (plan/partition.h): some waves; a compute unit has one workgroup of the matrix kernel.
+ */
+static inline uint32_t attune__vulkan_section(const attune_device *device)
+{
+    return 4 * device->info.limits.compute_units;
+}
+
 /* A prebuilt module: the words of the array that a generated header defines. */
 typedef struct attune__vulkan_module {
     const uint32_t *words;

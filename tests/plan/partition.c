@@ -29,7 +29,7 @@ Test(cut, is_of_tiles_within_blocks)
                                     .decode = oracle_between(&random, 0, 1),
                                     .mask_q_block = 16u * (uint32_t)oracle_between(&random, 0, 5),
                                     .one_list = oracle_between(&random, 0, 1),
-                                    .units = (uint32_t)oracle_between(&random, 0, 20)};
+                                    .section_items = (uint32_t)oracle_between(&random, 0, 160)};
         d.heads = d.kv_heads * group;
         const attune__partition c = attune__partition_make(&d);
 
@@ -48,10 +48,10 @@ Test(cut, is_of_tiles_within_blocks)
         cr_assert(c.in_block == count_chunks(block, block, rows));
         cr_assert(c.q_chunks == count_chunks(d.q_len, block, rows), "%lld rows, blocks %lld, step %lld: %lld chunks",
                   (long long)d.q_len, (long long)block, (long long)rows, (long long)c.q_chunks);
-        /* As few planes as have eight items for each unit, or all; as many in each section, but for the last. */
+        /* As few planes as have so many items, or all; as many in each section, but for the last. */
         const int64_t planes = d.batch * d.kv_heads, in_plane = c.q_chunks * head_chunks * splits;
         int64_t least = 1;
-        while (d.mask_q_block && least * in_plane < 8 * (int64_t)d.units)
+        while (d.mask_q_block && least * in_plane < (int64_t)d.section_items)
             least++;
         int64_t sections = 1;
         while ((sections + 1) * least <= planes)
@@ -59,7 +59,7 @@ Test(cut, is_of_tiles_within_blocks)
         int64_t section = 1;
         while (section * sections < planes)
             section++;
-        cr_assert(c.section == (d.mask_q_block && d.units ? section : 1));
+        cr_assert(c.section == (d.mask_q_block && d.section_items ? section : 1));
         cr_assert(c.items == d.batch * d.kv_heads * head_chunks * c.q_chunks * splits);
     }
 }
