@@ -6,8 +6,12 @@ A step makes the mask from its anchors, goes forwards and backwards. attune's fi
 lists take (device_bytes of `attune bench --direction step`), and beside it what the GPU lost while that program ran, over
 what it loses to a run of the least size: context and kernels are in both. PyTorch's is the allocator's peak over its second step.
 torch-attune is attune.torch, of the Python package, whose lists lie outside of that allocator and are added; -low is with low_memory.
-Beside the peak is the time of a step, the least of ten behind the two that the peak is of, and how much of it passed until the
-last call had returned: what is left is the GPU's alone.
+Beside the peak is the time of a step, the least of ten behind the two that the peak is of and --warmup-time seconds of others, and
+how much of it passed until the last call had returned: what is left is the GPU's alone.
+
+flex_attention compiles a mask's lists, a forward and a backward kernel before its first step ends, for a minute or more where its cache
+is empty. With --when FILE all peers take a step first, whose parts are timed on stderr, and nothing is measured until that file exists:
+so that a GPU can have other work meanwhile.
 """
 import argparse
 import json
@@ -27,6 +31,8 @@ parser.add_argument('--peers', default='attune,segments,torch-attune,torch-attun
                     help='of these, with commas between')
 parser.add_argument('--device', default='cuda:0')
 parser.add_argument('--bench', default='', help='further words for attune bench')
+parser.add_argument('--warmup-time', type=float, default=0.4, help="seconds of steps before those that are timed, attune's too")
+parser.add_argument('--when', type=pathlib.Path, metavar='FILE', help="compile PyTorch's peers, and measure once this file exists")
 options = parser.parse_args()
 
 try:
@@ -61,7 +67,8 @@ def run_attune(scale, *words):
         watcher.start()
         try:
             subprocess.run([options.attune, 'bench', '--workload', options.workload, '--device', options.device, '--dtype', 'bf16',
-                            '--direction', 'step', '--scale', scale, '--repetitions', '3', '--min-time', '0.02', '--no-check',
+                            '--direction', 'step', '--scale', scale, '--repetitions', '3', '--min-time', '0.1', '--warmup-time',
+                            str(options.warmup_time), '--no-check',
                             '--no-peers', '--no-peaks', '--json', str(out), *options.bench.split(), *words], check=True, stdout=subprocess.DEVNULL)
         finally:
             over.set()
@@ -112,36 +119,65 @@ def attend(peer, shape, q, k, v):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=dense, enable_gqa=peer == 'math')
 
 
+def compile_peer(peer, shape):
+    """A step whose kernels are compiled, which takes what it says; the measurement has the reason where there is none."""
+    begin = time.perf_counter()
+    q, k, v = inputs(shape)
+    try:
+        o = attend(peer, shape, q, k, v)
+        torch.cuda.synchronize()
+        middle = time.perf_counter()
+        o.backward(torch.randn_like(o))
+        torch.cuda.synchronize()
+        print(f'{peer}: first step, {middle - begin:.1f} s forwards and {time.perf_counter() - middle:.1f} s backwards', file=sys.stderr, flush=True)
+    except Exception as error:
+        print(f'{peer}: {error}', file=sys.stderr, flush=True)
+
+
 def peak(peer, shape):
+    left = torch.cuda.memory_allocated(device)  # by the peers before
     q, k, v = inputs(shape)
     d_o = torch.randn_like(q)
-    held = torch.cuda.memory_allocated(device)
-    for _ in range(2):
-        q.grad = k.grad = v.grad = None
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats(device)
-        attend(peer, shape, q, k, v).backward(d_o)
-        torch.cuda.synchronize()
-    most, lists, times, host = torch.cuda.max_memory_allocated(device), 0, [], []
-    if peer.startswith('torch-attune'):
-        from attune.torch import _operator
-        lists = max(mask.stats().bytes for mask, _ in _operator.masks._values.values())
-    for _ in range(10):
+    held = torch.cuda.memory_allocated(device) - left
+
+    def step():
+        """The seconds until the last call returned, and until its end."""
         q.grad = k.grad = v.grad = None
         torch.cuda.synchronize()
         begin = time.perf_counter()
         attend(peer, shape, q, k, v).backward(d_o)
-        host.append(time.perf_counter() - begin)
+        returned = time.perf_counter() - begin
         torch.cuda.synchronize()
-        times.append(time.perf_counter() - begin)
+        return returned, time.perf_counter() - begin
+
+    for _ in range(2):
+        q.grad = k.grad = v.grad = None
+        torch.cuda.reset_peak_memory_stats(device)
+        step()
+    most, lists = torch.cuda.max_memory_allocated(device) - left, 0
+    if peer.startswith('torch-attune'):
+        from attune.torch import _operator
+        lists = max(mask.stats().bytes for mask, _ in _operator.masks._values.values())
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < options.warmup_time:
+        step()
+    host, times = zip(*(step() for _ in range(10)))
     return most + lists, held, min(times), min(host)
 
 
 torch.zeros(1, device=device)
 peers = [peer for peer in options.peers.split(',') if peer]
-small = run_attune('1e-9')[1] if {'attune', 'segments'} & set(peers) else 0
 row, used = run_attune(options.scale)
 shape = dict(zip(('b', 'h', 'kv', 'q', 'k', 'd'), map(int, re.fullmatch(r'b(\d+)h(\d+):(\d+)q(\d+)k(\d+)d(\d+)', row['shape']).groups())))
+if options.when:
+    for peer in peers:
+        if peer not in ('attune', 'segments'):
+            compile_peer(peer, shape)
+            torch.cuda.empty_cache()
+    while not options.when.exists():
+        time.sleep(0.05)
+    row, used = run_attune(options.scale)
+small = run_attune('1e-9')[1] if {'attune', 'segments'} & set(peers) else 0
 print(f'{options.workload} {row["shape"]}, bf16, one step; MiB')
 print(f'{"by":16} {"in all":>9}  of which')
 
