@@ -29,12 +29,21 @@ typedef struct entry {
     attune_buffer *lengths; /* serving: for each number n up to kv_len, n for each sequence: the keys of a call's */
 } entry;
 
+/* The planner's answer for a shape. */
+typedef struct answer {
+    struct answer *next;
+    shape shape;
+    const char *kernel; /* NULL = none, for the reason */
+    char reason[TEXT];
+} answer;
+
 struct operation_plans {
     attune_instance *instance;
     attune_device *device;
     attune_limits limits;
     int64_t block_rows;
     entry *entries;
+    answer *answers;
 };
 
 static int refuse(char *reason, const char *text)
@@ -78,6 +87,10 @@ void operation_plans_destroy(operation_plans *plans)
     for (entry *x = plans->entries, *next; x; x = next) {
         next = x->next;
         entry_destroy(x);
+    }
+    for (answer *a = plans->answers, *next; a; a = next) {
+        next = a->next;
+        free(a);
     }
     free(plans);
 }
@@ -279,24 +292,55 @@ static attune_status entry_fill(const operation_plans *p, entry *x)
     return status;
 }
 
-bool operation_check(operation_plans *plans, const struct ggml_tensor *op, char reason[OPERATION_TEXT])
+static void answer_fill(const operation_plans *plans, answer *a)
 {
-    shape s;
     attune_expr *score = NULL;
     attune_plan_choice choice = {.struct_size = sizeof choice};
-    if (shape_of(op, &s, reason))
-        return false;
-    for (const entry *x = plans->entries; x; x = x->next)
-        if (!memcmp(&x->shape, &s, sizeof s))
-            return true;
-    attune_status status = score_create(plans, &s, is_serving(&s), &score);
-    const attune_problem problem = problem_of(&s, score);
+    attune_status status = score_create(plans, &a->shape, is_serving(&a->shape), &score);
+    const attune_problem problem = problem_of(&a->shape, score);
     if (!status)
         status = attune_plan_choose(&plans->limits, &problem, NULL, &choice);
     if (status)
-        refuse(reason, attune_last_error());
+        refuse(a->reason, attune_last_error());
+    else
+        a->kernel = choice.kernel;
     attune_expr_destroy(score);
-    return !status;
+}
+
+const char *operation_kernel(operation_plans *plans, const struct ggml_tensor *op, char reason[OPERATION_TEXT])
+{
+    shape s;
+    if (shape_of(op, &s, reason))
+        return NULL;
+    answer *a = plans->answers;
+    while (a && memcmp(&a->shape, &s, sizeof s))
+        a = a->next;
+    if (!a) {
+        a = calloc(1, sizeof *a);
+        if (!a) {
+            refuse(reason, "no memory");
+            return NULL;
+        }
+        a->shape = s;
+        answer_fill(plans, a);
+        a->next = plans->answers;
+        plans->answers = a;
+    }
+    if (!a->kernel)
+        refuse(reason, a->reason);
+    return a->kernel;
+}
+
+bool operation_is_made(const operation_plans *plans, const struct ggml_tensor *op)
+{
+    shape s;
+    char reason[TEXT];
+    if (shape_of(op, &s, reason))
+        return false;
+    const entry *x = plans->entries;
+    while (x && memcmp(&x->shape, &s, sizeof s))
+        x = x->next;
+    return x != NULL;
 }
 
 operation *operation_find(operation_plans *plans, const struct ggml_tensor *op, char reason[OPERATION_TEXT])

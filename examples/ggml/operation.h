@@ -39,8 +39,11 @@ typedef attune_status (*operation_lend)(void *user, const struct ggml_tensor *te
 operation_plans *operation_plans_create(attune_instance *instance, attune_device *device, int64_t block_rows);
 void operation_plans_destroy(operation_plans *plans);
 
-/* Whether attune's planner has a kernel for an operation; else the reason. Compiles nothing. */
-bool operation_check(operation_plans *plans, const struct ggml_tensor *op, char reason[OPERATION_TEXT]);
+/* The name of the kernel that attune's planner has for an operation; NULL, with the reason, if none. Compiles nothing,
+ * and asks the planner once for a shape. */
+const char *operation_kernel(operation_plans *plans, const struct ggml_tensor *op, char reason[OPERATION_TEXT]);
+/* Whether the plan of an operation's shape has been made. */
+bool operation_is_made(const operation_plans *plans, const struct ggml_tensor *op);
 /* The plan of an operation's shape, made where it is the first; NULL, with the reason, if attune has none. */
 operation *operation_find(operation_plans *plans, const struct ggml_tensor *op, char reason[OPERATION_TEXT]);
 /* The arguments of a call, but for its workspace. */

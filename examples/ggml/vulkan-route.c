@@ -15,7 +15,10 @@ struct attune_route_device {
     attune_instance *instance;
     attune_device *device;
     pthread_mutex_t lock;   /* of answers */
-    operation_plans *plans; /* those that were made for an answer */
+    operation_plans *plans; /* those that were made for an answer: ggml has no shader for their shapes */
+    choice_times *times;    /* NULL = none */
+    choice_matrices matrices;
+    bool host, takes_all;
 };
 
 /* A buffer of ggml's, lent to attune. One of the same handle, size and address is the same memory. */
@@ -46,7 +49,18 @@ static void log_refusal(const struct ggml_tensor *op, const char *reason)
         fprintf(stderr, "attune refuses %s: %s\n", op->name, reason);
 }
 
-attune_route_device *attune_route_device_open(const attune_vulkan_device_desc *desc)
+static void read_times(attune_route_device *d, const char *device)
+{
+    char reason[CHOICE_TEXT];
+    const char *path = getenv("GGML_ATTUNE_TIMES");
+    if (!path || !*path || d->takes_all)
+        return;
+    d->times = choice_times_read(path, device, reason);
+    if (!d->times)
+        fprintf(stderr, "attune: GGML_ATTUNE_TIMES=%s is not used: %s\n", path, reason);
+}
+
+attune_route_device *attune_route_device_open(const attune_vulkan_device_desc *desc, choice_matrices matrices)
 {
     const char *choice = getenv("GGML_ATTUNE");
     if (choice && !strcmp(choice, "0"))
@@ -64,11 +78,16 @@ attune_route_device *attune_route_device_open(const attune_vulkan_device_desc *d
         attune_route_device_close(d);
         return NULL;
     }
+    attune_device_info info = {.struct_size = sizeof info};
     d->plans = operation_plans_create(d->instance, d->device, BLOCK_ROWS);
-    if (!d->plans) {
+    if (!d->plans || attune_device_info_get(d->device, &info)) {
         attune_route_device_close(d);
         return NULL;
     }
+    d->matrices = matrices;
+    d->host = info.limits.host;
+    d->takes_all = choice && !strcmp(choice, "1");
+    read_times(d, info.name);
     return d;
 }
 
@@ -77,6 +96,7 @@ void attune_route_device_close(attune_route_device *d)
     if (!d)
         return;
     operation_plans_destroy(d->plans);
+    choice_times_free(d->times);
     attune_device_destroy(d->device);
     attune_instance_destroy(d->instance);
     pthread_mutex_destroy(&d->lock);
@@ -90,7 +110,7 @@ bool attune_route_supports(attune_route_device *d, const struct ggml_tensor *op,
         return false;
     pthread_mutex_lock(&d->lock);
     const bool found =
-        ggml_has_shader ? operation_check(d->plans, op, reason) : operation_find(d->plans, op, reason) != NULL;
+        ggml_has_shader ? operation_kernel(d->plans, op, reason) != NULL : operation_find(d->plans, op, reason) != NULL;
     pthread_mutex_unlock(&d->lock);
     if (!found)
         log_refusal(op, reason);
@@ -123,12 +143,43 @@ void attune_route_destroy(attune_route *r)
     free(r);
 }
 
+static choice_case case_of(const struct ggml_tensor *op)
+{
+    const struct ggml_tensor *q = op->src[0], *k = op->src[1], *v = op->src[2];
+    choice_case c = {.head_dim = q->ne[0],
+                     .head_dim_v = v->ne[0],
+                     .heads = q->ne[2],
+                     .kv_heads = k->ne[2],
+                     .rows = q->ne[1],
+                     .keys = k->ne[1],
+                     .mask = op->src[3] != NULL};
+    snprintf(c.k_type, sizeof c.k_type, "%s", ggml_type_name(k->type));
+    snprintf(c.v_type, sizeof c.v_type, "%s", ggml_type_name(v->type));
+    return c;
+}
+
+/* Whether an operation is attune's, or why it is left to ggml. */
+static bool is_chosen(attune_route *r, const struct ggml_tensor *op, char reason[OPERATION_TEXT])
+{
+    attune_route_device *d = r->device;
+    if (d->takes_all)
+        return true;
+    pthread_mutex_lock(&d->lock);
+    const bool alone = operation_is_made(d->plans, op);
+    pthread_mutex_unlock(&d->lock);
+    if (alone)
+        return true;
+    const char *kernel = operation_kernel(r->plans, op, reason);
+    const choice_case c = case_of(op);
+    return kernel && choice_is_attune(d->times, &c, d->matrices, kernel, d->host, reason);
+}
+
 uint64_t attune_route_workspace(attune_route *r, const struct ggml_tensor *op)
 {
     char reason[OPERATION_TEXT];
     if (!r)
         return 0;
-    const operation *x = operation_find(r->plans, op, reason);
+    const operation *x = is_chosen(r, op, reason) ? operation_find(r->plans, op, reason) : NULL;
     if (!x) {
         log_refusal(op, reason);
         return 0;

@@ -5,10 +5,12 @@
 #
 #   vulkan.sh CHECKOUT [test] [perf]     default: test
 #
-# perf has each case by ggml's shader and by attune. The checkout stays as it is: the patched one is a worktree of it,
-# CHECKOUT/build-attune/ggml-vulkan, where everything is built, with JOBS processes. ATTUNE_CASES, a regular expression over the
-# cases' parameters, selects some; MESON_OPTIONS and CMAKE_OPTIONS are further words, such as
-# -Dglslang_matrix=PATH and -DVulkan_GLSLC_EXECUTABLE=PATH; GGML_VK_VISIBLE_DEVICES=0 takes the first device, if it is a CPU too.
+# test gives attune whatever it has a kernel for. perf has each case by ggml's shader and by attune, and leaves the times in
+# CHECKOUT/build-attune/times-vulkan.txt, by which the backend chooses when GGML_ATTUNE_TIMES names it. The checkout stays as it
+# is: the patched one is a worktree of it, CHECKOUT/build-attune/ggml-vulkan, where everything is built, with JOBS processes.
+# ATTUNE_CASES, a regular expression over the cases' parameters, selects some; MESON_OPTIONS and CMAKE_OPTIONS are further words,
+# such as -Dglslang_matrix=PATH and -DVulkan_GLSLC_EXECUTABLE=PATH; GGML_VK_VISIBLE_DEVICES=0 takes the first device, if it is a
+# CPU too.
 set -euo pipefail
 commit=d99724f2b141fed9e1a9f402213506c081433465
 
@@ -71,7 +73,7 @@ ops() {
 
 run_test() {
   local status=0
-  GGML_ATTUNE_LOG=1 ops test >"$out/test-vulkan.txt" 2>"$out/refused-vulkan.txt" || status=$?
+  GGML_ATTUNE=1 GGML_ATTUNE_LOG=1 ops test >"$out/test-vulkan.txt" 2>"$out/refused-vulkan.txt" || status=$?
   grep -a 'tests passed' "$out/test-vulkan.txt" || echo "test-backend-ops ended early: $out/test-vulkan.txt"
   grep -a 'FAIL' "$out/test-vulkan.txt" || true
   echo "left to ggml's shader:"
@@ -79,16 +81,18 @@ run_test() {
   return $status
 }
 
-# The cases and their times, by ggml's shader (GGML_ATTUNE=0) and by attune.
+# The cases and their times, by ggml's shader (GGML_ATTUNE=0) and by attune. The device's name comes first (choice.c).
 run_perf() {
-  local by
+  local by times=$out/times-vulkan.txt
   for by in 0 1; do
-    GGML_ATTUNE=$by ops perf 2>/dev/null |
-      sed -n 's/^ *FLASH_ATTN_EXT(\(.*\)):.* - *\([0-9.]*\) us\/run.*/\1 \2/p' >"$out/perf-$by.txt"
+    GGML_ATTUNE=$by ops perf 2>/dev/null >"$out/log-$by.txt" || true
+    sed -n 's/^ *FLASH_ATTN_EXT(\(.*\)):.* - *\([0-9.]*\) us\/run.*/\1 \2/p' "$out/log-$by.txt" | sort -u -k 1,1 >"$out/perf-$by.txt"
   done
-  join "$out/perf-0.txt" "$out/perf-1.txt" 2>/dev/null |
+  sed -n 's/^ *Device description: /device: /p' "$out/log-0.txt" | head -n 1 >"$times"
+  join "$out/perf-0.txt" "$out/perf-1.txt" |
     awk 'BEGIN { printf "%10s %10s %7s  %s\n", "ggml us", "attune us", "faster", "case" }
-         { printf "%10.1f %10.1f %6.2fx  %s\n", $2, $3, $2 / $3, $1 }'
+         { printf "%10.1f %10.1f %6.2fx  %s\n", $2, $3, $2 / $3, $1 }' >>"$times"
+  cat "$times"
 }
 
 for mode in "$@"; do
