@@ -83,13 +83,19 @@ const decodes = row => row.kind !== 'ranks' && row.q !== undefined && row.q <= 1
 /* Kinds that have a section of their own. */
 const apart = row => row.kind === 'serving' || row.kind === 'ranks';
 
-/* The device with most rows has the first colour; peers have quieter ones. */
-const count = name => all.reduce((sum, row) => sum + (seriesName(row) === name), 0);
-const own = [...new Set(all.filter(row => !row.peer && row.kind !== 'mask').map(seriesName))];
-if (!several) own.sort((a, b) => count(b) - count(a));
-const others = [...new Set(all.filter(row => row.peer && PEERS[row.device]).map(seriesName))];
+/* A device, or a peer, has a colour of its own in all files, paler in earlier ones. The device with most rows has the first; peers have
+   quieter ones. */
+const count = name => all.reduce((sum, row) => sum + (row.by === name), 0);
+const own = [...new Set(all.filter(row => !row.peer && row.kind !== 'mask').map(row => row.by))].sort((a, b) => count(b) - count(a));
+const others = [...new Set(all.filter(row => row.peer && PEERS[row.device]).map(row => row.by))];
 const OWN = [0, 3, 4, 7, 6], OTHERS = [1, 2, 5, 8];
-const colour = name => `var(--s${others.includes(name) ? OTHERS[others.indexOf(name) % OTHERS.length] : OWN[Math.max(0, own.indexOf(name)) % OWN.length]})`;
+const series = new Map(all.map(row => [seriesName(row), row]));
+function colour(name) {
+  const row = series.get(name), { by, file } = row || { by: name, file: 0 };
+  const full = `var(--s${others.includes(by) ? OTHERS[others.indexOf(by) % OTHERS.length] : OWN[Math.max(0, own.indexOf(by)) % OWN.length]})`;
+  const earlier = data.files.length - 1 - file;
+  return earlier ? `color-mix(in srgb, ${full} ${Math.max(25, 100 - earlier * (data.files.length > 2 ? 30 : 50))}%, var(--paper))` : full;
+}
 
 /* ---------------------------------------------------------------------------------------------------------- layout */
 

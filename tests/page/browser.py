@@ -88,7 +88,7 @@ frame.onload = () => setTimeout(() => {
     broken: all('svg *').filter(node => [...node.attributes].some(a => /NaN|undefined|Infinity/.test(a.value))).length,
     outside: all('figure svg[role=img]').flatMap(s => [...s.querySelectorAll('text')].filter(t => { const a = t.getBoundingClientRect(), b = s.getBoundingClientRect(); return a.left < b.left - 3 || a.right > b.right + 3; }).map(t => t.textContent)),
     drawn: all('figure svg[role=img] text').map(t => t.textContent),
-    legend: all('figure .legend li').map(item => [item.textContent, item.innerHTML.match(/--s\d/)?.[0]]),
+    legend: all('figure .legend li').map(item => [item.textContent, item.innerHTML.match(/color-mix\([^"]*\)|--s\d/)?.[0]]),
     wide: page.documentElement.scrollWidth - frame.clientWidth, text: page.body.innerText, heat: all('.heat td div').map(d => d.textContent), before: cells()};
   const head = [...rows.querySelectorAll('th')][at];
   head.querySelector('button').click(); found.up = cells(); found.upState = head.getAttribute('aria-sort');
@@ -261,6 +261,13 @@ def main(folder):
     if found:
         legend = {words: colour for words, colour in found['legend'] if words in (*peers.values(), 'cuda:0')}
         expect(len(legend) == 5 and len(set(legend.values())) == 5 and all(legend.values()), f'peers: colours {found["legend"]}')
+    # So it has in each of several files, where a colour is the same but for its strength.
+    shutil.copy(folder / 'peers.json', folder / 'later.json')
+    found = probe(folder, report(folder, 'peers-twice', folder / 'peers.json', folder / 'later.json'), 1200)
+    if found:
+        legend = {words: colour for words, colour in found['legend'] if words.endswith((' · peers', ' · later'))}
+        expect(len(legend) == 10 and len(set(legend.values())) == 10 and all(legend.values()), f'peers, twice: colours {found["legend"]}')
+        expect(all(legend[f'{by} · later'] in legend[f'{by} · peers'] for by in peers.values()), f'peers, twice: colours {found["legend"]}')
     # A processor's roofline, whose slope begins at the axis.
     bench_file(folder / 'slow.json', 1, 3, '36.8GFLOP/s, copy 13.2GB/s')
     for width in (1200, 390):
