@@ -3,6 +3,7 @@
 #include "bench/program/cli.h"
 
 #include <ctype.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -232,7 +233,7 @@ void cli_bindings_infer(bindings *names, attune_expr_kind kind, const char *text
                 (void)is_preset(calls[depth - 1].name, calls[depth - 1].length, calls[depth - 1].argument, &use);
             attune_symbol symbol = {NULL, use.capture ? ATTUNE_SYMBOL_CAPTURE : ATTUNE_SYMBOL_PARAMETER,
                                     use.index ? ATTUNE_I32 : dtype, 0};
-            (void)add_symbol(names, word, length, symbol);
+            names->inferred += add_symbol(names, word, length, symbol) != NULL;
             length = 0;
             continue;
         }
@@ -262,14 +263,22 @@ void cli_bindings_infer(bindings *names, attune_expr_kind kind, const char *text
 bool cli_expr(attune_instance *instance, attune_expr_kind kind, const char *text, const bindings *names,
               attune_expr **expr)
 {
+    char why[1024];
     *expr = NULL;
-    if (!text || !*text)
+    if (!text || !*text ||
+        attune_expr_create(instance, kind, text, names->symbols, names->symbol_count, expr) == ATTUNE_OK)
         return true;
-    if (attune_expr_create(instance, kind, text, names->symbols, names->symbol_count, expr) != ATTUNE_OK) {
-        cli_error("%s: %s", kind == ATTUNE_EXPR_MASK ? "mask" : "score", attune_last_error());
-        return false;
-    }
-    return true;
+    (void)snprintf(why, sizeof why, "%s", attune_last_error());
+    /* A preset that is misspelt was taken for a parameter: without those the message says so. */
+    if (names->inferred &&
+        attune_expr_create(instance, kind, text, names->symbols, names->symbol_count - names->inferred, expr) !=
+            ATTUNE_OK &&
+        strstr(attune_last_error(), "did you mean"))
+        (void)snprintf(why, sizeof why, "%s", attune_last_error());
+    attune_expr_destroy(*expr);
+    *expr = NULL;
+    cli_error("%s: %s", kind == ATTUNE_EXPR_MASK ? "mask" : "score", why);
+    return false;
 }
 
 bool cli_bindings_complete(const bindings *names, const attune_expr *expr)

@@ -26,6 +26,10 @@ Test(program, words_that_are_wrong)
     program_expect("explain --mask 'q >= k'", 0, "k is a parameter, i32");
     program_expect("bench --workload decode --json ''", 2, "--json is empty");
     program_expect("devices --jsn", 2, "did you mean --json");
+    /* Not parameters, though they may be: no parameter alone is a mask. */
+    program_expect("mask 'causl && q - kv < 5'", 2, "did you mean causal?");
+    program_expect("mask 'size + q'", 2, "a mask must be bool");
+    program_expect("mask 'q - kv < size'", 2, "--param size=VALUE");
     program_expect("devices extra", 2, "unexpected \"extra\"");
     program_expect("mask --q-len", 2, "--q-len needs a value");
     program_expect("mask --q-len=ten", 2, "--q-len is \"ten\", expected a whole number");

@@ -10,6 +10,7 @@
 typedef struct bindings {
     attune_symbol symbols[BINDINGS_MAX * 3];
     uint32_t symbol_count;
+    uint32_t inferred; /* of these, the last: their kinds were guessed from the text */
     attune_host_capture captures[BINDINGS_MAX];
     array data[BINDINGS_MAX];
     uint32_t capture_count;
