@@ -10,7 +10,11 @@ import sys
 import weakref
 from typing import Any, Callable, Sequence, TypeVar
 
-from . import _abi
+try:
+    from . import _abi
+except ImportError as error:
+    raise ImportError(f"{pathlib.Path(__file__).parent} is the package's source, and what is made from the headers is missing: install it, "
+                      "pip install . at the root of a clone, and leave its source out of PYTHONPATH") from error
 
 S = TypeVar("S", bound=ctypes.Structure)
 

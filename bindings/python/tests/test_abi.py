@@ -4,6 +4,7 @@ import ctypes
 import pathlib
 import shutil
 import subprocess
+import sys
 
 import pytest
 
@@ -55,3 +56,8 @@ def test_prototypes(tmp_path):
     assert _abi.PROTOTYPES["attune_plan_workspace_size"] == (ctypes.c_uint64, [ctypes.c_void_p])
     assert _abi.PROTOTYPES["attune_mask_stats_get"][1][1] is ctypes.c_bool
     assert attune.version() == attune.__version__
+
+
+def test_source_that_is_not_built():
+    done = subprocess.run([sys.executable, "-c", "import attune"], cwd=pathlib.Path(__file__).parents[1], capture_output=True, text=True, check=False)
+    assert done.returncode and "pip install ." in done.stderr
