@@ -32,21 +32,20 @@ static bool chosen(const choice_times *times, choice_case c)
 Test(choice, by_kernels)
 {
     static const struct {
-        choice_matrices matrices;
         const char *kernel;
-        bool host;
         int64_t rows;
-        bool attune;
+        choice_matrices matrices;
+        bool host, attune;
     } rules[] = {
-        {CHOICE_NV_MATRICES, "vulkan_coopmat", false, 512, false},
-        {CHOICE_NV_MATRICES, "vulkan_subgroup", false, 1, false},
-        {CHOICE_KHR_MATRICES, "vulkan_coopmat", false, 512, true},
-        {CHOICE_KHR_MATRICES, "vulkan_subgroup", false, 512, false},
-        {CHOICE_KHR_MATRICES, "vulkan_subgroup", false, 1, false},
-        {CHOICE_NO_MATRICES, "vulkan_subgroup", false, 16, true},
-        {CHOICE_NO_MATRICES, "vulkan_subgroup", false, 15, false},
-        {CHOICE_NO_MATRICES, "vulkan_portable", false, 1, false},
-        {CHOICE_NO_MATRICES, "vulkan_subgroup", true, 1, true},
+        {"vulkan_coopmat", 512, CHOICE_NV_MATRICES, false, false},
+        {"vulkan_subgroup", 1, CHOICE_NV_MATRICES, false, false},
+        {"vulkan_coopmat", 512, CHOICE_KHR_MATRICES, false, true},
+        {"vulkan_subgroup", 512, CHOICE_KHR_MATRICES, false, false},
+        {"vulkan_subgroup", 1, CHOICE_KHR_MATRICES, false, false},
+        {"vulkan_subgroup", 16, CHOICE_NO_MATRICES, false, true},
+        {"vulkan_subgroup", 15, CHOICE_NO_MATRICES, false, false},
+        {"vulkan_portable", 1, CHOICE_NO_MATRICES, false, false},
+        {"vulkan_subgroup", 1, CHOICE_NO_MATRICES, true, true},
     };
     for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
         char reason[CHOICE_TEXT] = "";
