@@ -9,9 +9,10 @@ torch-attune is attune.torch, of the Python package, whose lists lie outside of 
 Beside the peak is the time of a step, the least of ten behind the two that the peak is of and --warmup-time seconds of others, and
 how much of it passed until the last call had returned: what is left is the GPU's alone.
 
-flex_attention compiles a mask's lists, a forward and a backward kernel before its first step ends, for a minute or more where its cache
-is empty. With --when FILE all peers take a step first, whose parts are timed on stderr, and nothing is measured until that file exists:
-so that a GPU can have other work meanwhile.
+flex_attention compiles a mask's lists, a forward and a backward kernel before its first step ends. With --when FILE all peers take a
+step first, whose parts are timed on stderr, and nothing is measured until that file exists, so that a GPU can have other work
+meanwhile. Beside flex_attention's step are the time of its lists, which are made in it, and what they hold at most; flex-eager is with
+lists that are not compiled.
 """
 import argparse
 import json
@@ -28,7 +29,7 @@ parser.add_argument('--attune', default='attune', help='the program')
 parser.add_argument('--workload', default='dflash', choices=['dflash', 'domino'])
 parser.add_argument('--scale', default='1', help='the share of the workload, as attune bench takes it')
 parser.add_argument('--peers', default='attune,segments,torch-attune,torch-attune-low,flex,efficient,math',
-                    help='of these, with commas between')
+                    help='of these, with commas between; also flex-eager, whose lists are not compiled')
 parser.add_argument('--device', default='cuda:0')
 parser.add_argument('--bench', default='', help='further words for attune bench')
 parser.add_argument('--warmup-time', type=float, default=0.4, help="seconds of steps before those that are timed, attune's too")
@@ -92,6 +93,12 @@ def inputs(shape):
 
 
 compiled = torch.compile(flex_attention, dynamic=False)
+# Without that option the sorts of the lists are kernels of Triton's, of which ptxas compiles each for half a minute or more.
+compiled_lists = torch.compile(create_block_mask, options={'triton.persistent_reductions': False})
+
+
+def lists_of(peer, mask, shape):
+    return (compiled_lists if peer == 'flex' else create_block_mask)(mask, shape['b'], None, shape['q'], shape['k'], device=device)
 
 
 def attend_attune(shape, q, k, v, low_memory):
@@ -107,9 +114,8 @@ def attend(peer, shape, q, k, v):
     if peer.startswith('torch-attune'):
         return attend_attune(shape, q, k, v, peer == 'torch-attune-low')
     mask = rule(shape)
-    if peer == 'flex':
-        lists = create_block_mask(mask, shape['b'], None, shape['q'], shape['k'], device=device, _compile=True)
-        return compiled(q, k, v, block_mask=lists, enable_gqa=True)
+    if peer.startswith('flex'):
+        return compiled(q, k, v, block_mask=lists_of(peer, mask, shape), enable_gqa=True)
     rows, keys = torch.arange(shape['q'], device=device), torch.arange(shape['k'], device=device)
     dense = torch.stack([mask(b, 0, rows[:, None], keys[None, :]) for b in range(shape['b'])])[:, None]
     if peer == 'efficient':  # it takes no groups of heads
@@ -124,6 +130,10 @@ def compile_peer(peer, shape):
     begin = time.perf_counter()
     q, k, v = inputs(shape)
     try:
+        if peer.startswith('flex'):
+            lists_of(peer, rule(shape), shape)
+            torch.cuda.synchronize()
+            print(f'{peer}: first lists, {time.perf_counter() - begin:.1f} s', file=sys.stderr, flush=True)
         o = attend(peer, shape, q, k, v)
         torch.cuda.synchronize()
         middle = time.perf_counter()
@@ -165,6 +175,19 @@ def peak(peer, shape):
     return most + lists, held, min(times), min(host)
 
 
+def lists_alone(peer, shape):
+    """The least seconds of ten makings of flex_attention's lists, which a step's are among, and what they hold at most."""
+    left, times = torch.cuda.memory_allocated(device), []
+    torch.cuda.reset_peak_memory_stats(device)
+    for _ in range(10):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        lists_of(peer, rule(shape), shape)
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - begin)
+    return min(times), torch.cuda.max_memory_allocated(device) - left
+
+
 torch.zeros(1, device=device)
 peers = [peer for peer in options.peers.split(',') if peer]
 row, used = run_attune(options.scale)
@@ -196,7 +219,11 @@ for peer in peers:
         continue
     try:
         most, held, seconds, host = peak(peer, shape)
-        print(f'{peer:16} {most / MIB:9.1f}  q, k, v and d_o {held / MIB:.0f}; {1e3 * seconds:.2f} ms, the host {1e3 * host:.2f}', flush=True)
+        lists = ''
+        if peer.startswith('flex'):
+            apart = lists_alone(peer, shape)
+            lists = f'; lists alone {1e3 * apart[0]:.2f} ms, {apart[1] / MIB:.1f}'
+        print(f'{peer:16} {most / MIB:9.1f}  q, k, v and d_o {held / MIB:.0f}; {1e3 * seconds:.2f} ms, the host {1e3 * host:.2f}{lists}', flush=True)
     except Exception as error:  # whatever it says when it refuses
         print(f'{peer:16} {"-":>9}  {(str(error).strip().splitlines() or [type(error).__name__])[0][:110]}', flush=True)
     torch.cuda.empty_cache()
