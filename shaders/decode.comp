@@ -12,14 +12,19 @@
  *
  * A lane has partial dot products of all rows with its KEYS keys. They are summed over the lanes of a key by exchanging
  * halves, so that in the end each lane has SCORES of the pairs, of one row, and computes score, mask and weight once.
+ * Shuffles are right where all lanes come to them together. So loads have no condition, and after the caller's mask, or
+ * a key's page, which lanes look up each for itself, they wait for each other. Lanes vote, and reduce by shuffles:
+ * NVIDIA's driver 580 gives reductions of integers a wrong guard where lanes may have parted, and then leaves some out.
  * The stages are numbered as in docs/algorithm.md.
  */
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_KHR_shader_subgroup_basic : require
-#extension GL_KHR_shader_subgroup_arithmetic : require
+#extension GL_KHR_shader_subgroup_vote : require
+#extension GL_KHR_shader_subgroup_ballot : require
 #extension GL_KHR_shader_subgroup_shuffle : require
+#extension GL_KHR_memory_scope_semantics : require
 
 #include "arguments.glsl"
 #include "mods.glsl"
@@ -114,7 +119,7 @@ Keys find_keys(const in Tile tile)
 {
     Keys found;
     const bool missing = tile.key.x == ~0u;
-    found.missing = subgroupOr(missing && lane < KEYS * KEYS_AT_ONCE ? 1u << (lane & 31u) : 0u);
+    found.missing = subgroupBallot(missing && lane < KEYS * KEYS_AT_ONCE).x;
     found.k_factor = found.v_factor = 0u;
 #ifdef SERVING
     const uvec2 key = missing ? uvec2(0u) : tile.key;
@@ -131,6 +136,39 @@ Keys find_keys(const in Tile tile)
     return found;
 }
 
+/* The lanes come together again; memory has no order that they need. */
+void converge()
+{
+    controlBarrier(gl_ScopeSubgroup, gl_ScopeSubgroup, 0, 0);
+}
+
+/* Eight elements, without a condition. Where they may begin at any of two bytes, five words have those of 16 bits. */
+Group fetch_group(const in uint type, const in uvec2 address)
+{
+    if (ALIGNED || type == F32)
+        return fetch(type, address, ALIGNED, true);
+    const uvec2 from = uvec2(address.x & ~3u, address.y);
+    const bool odd = (address.x & 2u) != 0u;
+    uint words[5];
+    [[unroll]] for (uint i = 0u; i < 4u; i++)
+        words[i] = Word(address_add(from, 4u * i)).value;
+    words[4] = Word(address_add(from, odd ? 16u : 12u)).value;
+    Group group;
+    group.high = uvec4(0u);
+    [[unroll]] for (uint i = 0u; i < 4u; i++)
+        group.low[i] = odd ? words[i] >> 16 | words[i + 1u] << 16 : words[i];
+    return group;
+}
+
+/* A group that a lane does not have is 0. */
+Group only_own(const in Group group, const in bool own)
+{
+    Group result;
+    result.low = mix(uvec4(0u), group.low, bvec4(own));
+    result.high = mix(uvec4(0u), group.high, bvec4(own));
+    return result;
+}
+
 /* Eight elements of a row, or their codes. */
 Group load_group(const in uint type, const in uvec2 at, const in uint group)
 {
@@ -144,23 +182,18 @@ Group load_group(const in uint type, const in uvec2 at, const in uint group)
         return codes;
     }
 #endif
-    return fetch(type, address_add(at, group * 8u * bytes_of(type)), aligned, true);
+    return fetch_group(type, address_add(at, group * 8u * bytes_of(type)));
 }
 
-/* 2: load K, of the lane's key u. A lane without a group of its own loads the last one: a load on a condition that
- * lanes do not share lets a compiler join it with that of the next key, and then the shuffle between them has lost the
- * lanes that it reads from. */
+/* 2: load K, of the lane's key u. A lane without a group of its own loads the last one. */
 void load_k(const in Keys keys, const in uint u)
 {
     const uint groups = HEAD_DIM / 8u;
     const uvec2 at = uvec2(subgroupShuffle(keys.k.x, finder(u)), subgroupShuffle(keys.k.y, finder(u)));
     [[unroll]] for (uint c = 0u; c < K_GROUPS; c++) {
         Group group = load_group(K_TYPE, at, min(group_index(c), groups - 1u));
-        if (groups % KEY_LANES != 0u) {
-            const bvec4 own = bvec4(group_index(c) < groups);
-            group.low = mix(uvec4(0u), group.low, own);
-            group.high = mix(uvec4(0u), group.high, own);
-        }
+        if (groups % KEY_LANES != 0u)
+            group = only_own(group, group_index(c) < groups);
         k_groups[u * K_GROUPS + c] = group;
     }
 }
@@ -199,10 +232,12 @@ uint factor_of_key(const in uint type, const in uint factors, const in uint u)
 vec4 load_q(const in uint r, const in uint group, const in bool high)
 {
     vec4 first, last;
-    uvec2 at = address_step(q_plane, head_of(r, coord.queries), q_stride_h);
-    at = address_step(at, tensor_row(row_query(r)), q_stride);
-    const bool valid = r < coord.rows && group < HEAD_DIM / 8u;
-    widen(Q_TYPE, fetch(Q_TYPE, address_add(at, group * 8u * bytes_of(Q_TYPE)), aligned, valid), first, last);
+    const bool own = r < coord.rows && group < HEAD_DIM / 8u;
+    const uint own_row = own ? r : 0u, own_group = own ? group : 0u;
+    uvec2 at = address_step(q_plane, head_of(own_row, coord.queries), q_stride_h);
+    at = address_step(at, tensor_row(row_query(own_row)), q_stride);
+    at = address_add(at, own_group * 8u * bytes_of(Q_TYPE));
+    widen(Q_TYPE, only_own(fetch_group(Q_TYPE, at), own), first, last);
     return (high ? last : first) * (PRESCALE ? args.scale : 1.0);
 }
 
@@ -284,6 +319,7 @@ float online_softmax(const in Tile tile, const in uint missing, const in bool ma
 #endif
                 allowed &= may ? ~0u : ~(1u << e);
             }
+        converge();
         [[unroll]] for (uint e = 0u; e < SCORES; e++) {
             bool may = has_row && (missing >> finder(u0 + e) & 1u) == 0u && (allowed >> e & 1u) != 0u;
             allowed &= may ? ~0u : ~(1u << e);
@@ -472,14 +508,14 @@ void main()
     }
     begin_q();
     while (tile.exists) {
-        /* Shuffles are between keys, whose lanes may have parted at the mask of the tile before. */
-        subgroupBarrier();
+        converge();
         [[unroll]] for (uint u = 0u; u < KEYS; u++)
             load_v(keys, u);
         const Keys next_keys = find_keys(next);
         Tile after = next;
         if (next.exists)
             after = find_tile(it);
+        converge();
 
         compute_s(keys, next_keys); /* 3: S = Q K^T */
         exchange(0u);
@@ -492,7 +528,7 @@ void main()
         /* 4: score and mask; 5: online softmax */
         const bool masked = tile.is_partial || keys.missing != 0u;
         const float alpha = online_softmax(tile, keys.missing, masked);
-        if (subgroupOr(floatBitsToUint(alpha) ^ 0x3f800000u) != 0u)
+        if (subgroupAny(floatBitsToUint(alpha) != 0x3f800000u))
             rescale_o(alpha);
 
         /* 6: O += P V */

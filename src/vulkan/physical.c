@@ -211,8 +211,9 @@ static void read_properties(const attune__vulkan_functions *vk, attune__vulkan_p
     physical->subgroup_max = sizes.maxSubgroupSize ? sizes.maxSubgroupSize : v11.subgroupSize;
     physical->preserves = v12.shaderSignedZeroInfNanPreserveFloat32;
     physical->required_sizes = sizes.requiredSubgroupSizeStages & VK_SHADER_STAGE_COMPUTE_BIT;
-    const VkSubgroupFeatureFlags operations =
-        VK_SUBGROUP_FEATURE_BASIC_BIT | VK_SUBGROUP_FEATURE_ARITHMETIC_BIT | VK_SUBGROUP_FEATURE_SHUFFLE_BIT;
+    const VkSubgroupFeatureFlags operations = VK_SUBGROUP_FEATURE_BASIC_BIT | VK_SUBGROUP_FEATURE_VOTE_BIT |
+                                              VK_SUBGROUP_FEATURE_ARITHMETIC_BIT | VK_SUBGROUP_FEATURE_BALLOT_BIT |
+                                              VK_SUBGROUP_FEATURE_SHUFFLE_BIT;
     physical->subgroup_operations = (v11.subgroupSupportedStages & VK_SHADER_STAGE_COMPUTE_BIT) &&
                                     (v11.subgroupSupportedOperations & operations) == operations &&
                                     believes_subgroups(physical);
