@@ -156,7 +156,7 @@ cli_result bench_options_parse(bench_options *o, int argc, char **argv)
 {
     const char *repetitions = "10", *min_time = "0.2", *warmup = "1", *warmup_time = "0.3", *timeout = "60", *seed = "",
                *scale = "";
-    const char *noise = "", *format = "table", *ranks = "", *layout = "", *link = "", *overlap = "";
+    const char *layers = "", *noise = "", *format = "table", *ranks = "", *layout = "", *link = "", *overlap = "";
     bool no_check = false, wide = false;
     *o = (bench_options){.devices = "cpu", .direction = "forward"};
     complete_json(argc, argv);
@@ -228,6 +228,11 @@ cli_result bench_options_parse(bench_options *o, int argc, char **argv)
         {.name = "--segments",
          .help = "run workloads with segments over them, with a mask for each",
          .flag = &o->row.segments},
+        {.name = "--layers",
+         .argument = "N",
+         .help = "time N calls in a row by the host's clock, as a model's layers, after one schedule over a cache; "
+                 "forward alone (default: single calls by the device's)",
+         .value = &layers},
         {.name = "--ranks",
          .argument = "N",
          .help =
@@ -314,6 +319,9 @@ cli_result bench_options_parse(bench_options *o, int argc, char **argv)
                 parse_direction(o->direction, &o->row.pass) && parse_format(format, &o->format) &&
                 (!o->scale_given || parse_number("--scale", scale, 1e-9, 1, &o->scale)) &&
                 (!o->seed_given || cli_integer("--seed", seed, 1, INT64_C(1) << 52, &number));
+    good = good && (!*layers || parse_count("--layers", layers, 1, &o->row.layers));
+    if (good && *layers && (o->row.pass != ROW_FORWARD || *ranks || o->row.segments))
+        good = bad("--layers is of a forward pass, without --ranks and --segments");
     good = good && (!*ranks || parse_ranks(ranks, &o->ranks.count)) &&
            (!*layout || ranks_layout("--layout", layout, &o->ranks.layout)) &&
            (!*link || parse_link(link, &o->ranks.link)) && (!*overlap || parse_overlap(overlap, &o->ranks.overlap)) &&

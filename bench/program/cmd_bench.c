@@ -463,6 +463,8 @@ static void add_context(bench_run *run, int argc, char **argv)
     report_context_number(r, "min_time", o->row.measure.min_time);
     report_context_number(r, "warmup", o->row.measure.warmup);
     report_context_number(r, "warmup_time", o->row.measure.warmup_time);
+    if (o->row.layers)
+        report_context_number(r, "layers", o->row.layers);
     report_context(r, "flop", "%s2 * pairs * (D + Dv); pairs = those that the mask allows, over batch and heads",
                    o->row.pass == ROW_BACKWARD ? "2.5 * "
                    : o->row.pass == ROW_STEP   ? "3.5 * "

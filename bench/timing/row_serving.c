@@ -15,6 +15,7 @@ typedef struct serving_setup {
     attune_queue *queue;
     serving_call call;
     attune_parameter window;
+    attune_buffer *schedule; /* with options->layers: of a step */
     double seconds;
     attune_status status; /* of the last call */
 } serving_setup;
@@ -41,6 +42,31 @@ static bool layers(void *state, double *seconds)
         }
     *seconds /= count;
     return true;
+}
+
+/* A layer of a step in a row, whose first one has the schedule for all. */
+static attune_status queue_layer(void *state, uint32_t layer, attune_completion *done)
+{
+    serving_setup *b = state;
+    attune_status status = ATTUNE_OK;
+    uint32_t kind = 0, all = 0;
+    for (uint32_t k = 0; k < serving_kinds(b->w); k++)
+        all += serving_layers(b->w, k);
+    for (uint32_t left = layer % all; left >= serving_layers(b->w, kind); kind++)
+        left -= serving_layers(b->w, kind);
+    b->window = (attune_parameter){"width", serving_window(b->w, kind)};
+    b->call.args.seconds = NULL;
+    b->call.args.schedule = b->schedule;
+    if (layer == 0 && b->schedule)
+        status = attune_schedule(b->plan, b->queue, &b->call.args, NULL);
+    return status == ATTUNE_OK ? attune_forward(b->plan, b->queue, &b->call.args, done) : status;
+}
+
+static bool make_schedule(attune_device *device, serving_setup *b, report_row *row)
+{
+    const uint64_t size = attune_plan_schedule_size(b->plan);
+    b->status = size ? attune_buffer_create(device, size, &b->schedule) : ATTUNE_OK;
+    return b->status == ATTUNE_OK || row_fail_call(row, b->status, "schedule");
 }
 
 static bool make(attune_device *device, const row_options *options, serving_setup *b, report_row *row)
@@ -209,9 +235,14 @@ void row_serving(attune_instance *instance, attune_device *device, const serving
         return;
     }
     describe(device, w, &b->s, dtype, kv_dtype, o_dtype, options, row);
-    const bool good = make(device, options, b, row) && (!options->check || check(instance, b, options->seed, row));
-    if (good)
-        row_finish(row, measure_run(&options->measure, layers, b, &row->time), "call", b->status);
+    bool good = make(device, options, b, row) && (!options->check || check(instance, b, options->seed, row)) &&
+                (!options->layers || make_schedule(device, b, row));
+    if (good) {
+        good = options->layers ? row_layers(queue_layer, b, options, row, &b->status)
+                               : measure_run(&options->measure, layers, b, &row->time);
+        row_finish(row, good, "call", b->status);
+    }
+    attune_buffer_destroy(b->schedule);
     serving_release(&b->call);
     attune_plan_destroy(b->plan);
     attune_expr_destroy(b->s.a.mask);

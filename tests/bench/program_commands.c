@@ -425,6 +425,11 @@ Test(program, benches)
         "bench --workload serve_gemma3,serve_tree --scale 0.00001 --repetitions 1 --min-time 0 --no-peaks --json "
         "serving.json",
         0, "tok/s");
+    program_expect("bench --workload decode,serve_gemma3 --scale 0.00001 --layers 8 --repetitions 2 --min-time 0.001 "
+                   "--no-peers --no-peaks --format csv",
+                   0, "CLOCK_MONOTONIC around 8 calls in a row");
+    program_expect("bench --workload decode --layers 0", 2, "--layers");
+    program_expect("bench --workload decode --layers 2 --direction backward", 2, "--layers is of a forward pass");
     root = json_load_file("serving.json", 0, &error);
     int rates = 0;
     size_t index;
