@@ -12,6 +12,8 @@
 #define FEWER_WARPS    4   /* where tiles of keys are too small for eight with all of their loads; drivers on the CPU */
 #define MOST_REGISTERS 208 /* of a lane, by the layout's estimate; NVIDIA's compiler takes up to 40 more */
 #define MOST_DEVICE    232 /* without spills */
+#define MOST_ROWS      16  /* of a sequence and a head of keys, unless named: more are for larger tiles */
+#define MOST_WIDE_ROWS 4   /* likewise, of more than 128 columns, and of more than 256 none */
 
 static uint32_t lanes(const attune_limits *limits)
 {
@@ -112,8 +114,19 @@ static attune__cost cost(const attune__search *search, const attune__tile *tile)
 /* On an H200 it is three to four times as fast as the subgroup kernel: docs/decisions/0067-vulkan-decode.md. */
 static const char *reject_automatic(const attune__search *search)
 {
-    (void)search;
-    return "on a GPU it was wrong where V was not aligned, and its mend was not run there: by name alone";
+    /* The layout of NVIDIA's driver. */
+    if (search->limits->fragment_layout != ATTUNE_FRAGMENT_QUADS)
+        return "it takes most registers of a lane, and of GPUs ran on NVIDIA's alone: by name alone";
+    const attune__shape *s = search->shape;
+    if (s->tokens)
+        return "over a cache a sixth of its rows ran on a GPU: by name alone";
+    const int64_t rows = s->q_len * attune__shape_packed_heads(s);
+    if (rows > MOST_ROWS)
+        return "a sequence has, or may have, more than 16 rows for each head of keys: by name alone";
+    const uint32_t columns = s->head_dim > s->head_dim_v ? s->head_dim : s->head_dim_v;
+    return columns > 256 || (columns > 128 && rows > MOST_WIDE_ROWS)
+               ? "with so many rows and columns a lane has registers for few loads: by name alone"
+               : NULL;
 }
 
 const attune__family attune__vulkan_few_rows = {

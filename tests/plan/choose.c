@@ -600,19 +600,31 @@ Test(choose, few_rows_where_a_gpu_checked_their_kernel)
     for (int cache = 0; cache < 2; cache++) {
         p.q_len = 4;
         p.tokens = cache ? 4 : 0;
-        cr_expect_str_eq(plan("h200-vulkan", &p, NULL).kernel, "vulkan_subgroup");
+        cr_expect_str_eq(plan("h200-vulkan", &p, NULL).kernel, cache ? "vulkan_subgroup" : "vulkan_decode");
+        cr_expect_str_eq(plan("rdna3", &p, NULL).kernel, "vulkan_subgroup");
         cr_expect_str_eq(plan("opencl-nvidia", &p, NULL).kernel, "opencl_decode");
         cr_expect_str_eq(plan("opencl-adreno-830", &p, NULL).kernel, cache ? "opencl_serving" : "opencl_portable");
         p.q_len = 5;
         p.tokens = cache ? 5 : 0;
         cr_expect_str_eq(plan("opencl-nvidia", &p, NULL).kernel, cache ? "opencl_serving" : "opencl_portable");
+        cr_expect_str_eq(plan("h200-vulkan", &p, NULL).kernel, "vulkan_subgroup");
     }
+    /* With wide rows as many as a lane has registers for. */
+    p = problem_of(ATTUNE_F16, 256, 1, 4096);
+    p.heads = 32;
+    p.kv_heads = 8;
+    cr_expect_str_eq(plan("h200-vulkan", &p, NULL).kernel, "vulkan_decode");
+    p.kv_heads = 4;
+    cr_expect_str_eq(plan("h200-vulkan", &p, NULL).kernel, "vulkan_subgroup");
+    p.kv_heads = 32;
+    p.head_dim = p.head_dim_v = 264;
+    cr_expect_str_eq(plan("h200-vulkan", &p, NULL).kernel, "vulkan_subgroup");
 }
 
 Test(choose, matrices_are_planned_where_the_device_has_them)
 {
     attune_problem p = problem_of(ATTUNE_F16, 128, 1, 4096);
-    cr_assert_str_eq(plan("h200-vulkan", &p, NULL).kernel, "vulkan_subgroup");
+    cr_assert_str_eq(plan("h200-vulkan", &p, NULL).kernel, "vulkan_decode");
     cr_assert_str_eq(plan("rdna3", &p, "{\"KERNEL\": \"vulkan_coopmat\"}").kernel, "vulkan_coopmat");
     p.q_len = 4096;
     p.direction = ATTUNE_BACKWARD;
