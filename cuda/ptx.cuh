@@ -283,10 +283,35 @@ __device__ __forceinline__ u32 load_acquire(const u32 *word)
     return now;
 }
 
+/* A launch that may begin before the one before it has ended (attune__cuda_launch_early): what it reads of that one, or
+ * of any before, is there after this. */
+__device__ __forceinline__ void wait_for_launches()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* The next launch may begin, when all CTAs have come here. */
+__device__ __forceinline__ void let_next_launch()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 /* Adds, after all that the thread has done before. */
 __device__ __forceinline__ void add_release(u32 *word, u32 x)
 {
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(word), "r"(x) : "memory");
+}
+
+/* Likewise, and before all that it does after. Returns what was there. */
+__device__ __forceinline__ u32 add_acquire_release(u32 *word, u32 x)
+{
+    u32 old;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(word), "r"(x) : "memory");
+    return old;
 }
 
 __device__ __forceinline__ void add_global(float *to, float x)

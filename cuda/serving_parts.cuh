@@ -33,6 +33,17 @@ __device__ __forceinline__ bool last_of_parts(const attune_cuda_arguments &a, co
                                               const tile &t)
 {
     int last = 0;
+    if constexpr (TAKEN) {
+        /* The thread that counts orders what all of them have stored, and sees what those of the others have. */
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            int *counter = counters_of(a, s) + t.counter;
+            last = (int)add_acquire_release((u32 *)counter, 1) == t.parts - 1;
+            if (last)
+                *counter = 0;
+        }
+        return __syncthreads_or(last);
+    }
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {

@@ -175,12 +175,22 @@ __device__ __forceinline__ void store_parts(const attune_cuda_arguments &a, cons
     }
 }
 
-/* The same with the weights of all parts first, by several threads for each row: a thread then has many parts on their
- * way at once, not a maximum, its weight and their product one after another. */
+/* The same with the weights of all parts first, by several threads for each row. A thread then has AT_ONCE parts on
+ * their way at once, the first of them before the weights are there. */
 constexpr bool WEIGHTED_PARTS =
     STAGES > 1 && !FIXED && BLOCK_M * (MOST_PARTS + 2) * 4 <= (int)attune_cuda_serving_sm80(SERVED).rows;
 constexpr int WEIGHT_LANES = THREADS / BLOCK_M < 32 ? THREADS / BLOCK_M : 32;
 static_assert(STAGES == 1 || ((WEIGHT_LANES & (WEIGHT_LANES - 1)) == 0 && WEIGHT_LANES > 0), "lanes exchange by xor");
+constexpr int AT_ONCE = 16;
+
+/* Four columns of the parts from `first` on; of the last one again where there are fewer. */
+__device__ __forceinline__ void load_parts(float4 (&o)[AT_ONCE], const float *column, int first, int parts)
+{
+    constexpr int STEP = (int)(PART_BYTES / sizeof(float));
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; j++)
+        o[j] = __ldcg((const float4 *)(column + (i64)min(first + j, parts - 1) * STEP));
+}
 
 __device__ __forceinline__ void store_weighted_parts(float *weights, const attune_cuda_arguments &a,
                                                      const attune_cuda_serving &s, const tile &t, float factor)
@@ -188,7 +198,9 @@ __device__ __forceinline__ void store_weighted_parts(float *weights, const attun
     constexpr int STEP = (int)(PART_BYTES / sizeof(float)), EACH = MOST_PARTS / WEIGHT_LANES;
     const float *parts = part_at(s, t, 0);
     float2 *totals = (float2 *)(weights + BLOCK_M * MOST_PARTS);
-    int lane = (int)threadIdx.x % WEIGHT_LANES;
+    int lane = (int)threadIdx.x % WEIGHT_LANES, count = t.parts, end = min(t.rows - t.row, BLOCK_M) * HEAD_DIM_V;
+    float4 o[AT_ONCE];
+    load_parts(o, parts + min((int)threadIdx.x * 4, end - 4), 0, count);
 #pragma unroll 1
     for (int row = (int)threadIdx.x / WEIGHT_LANES; row < BLOCK_M; row += THREADS / WEIGHT_LANES) {
         float2 ml[EACH];
@@ -197,7 +209,7 @@ __device__ __forceinline__ void store_weighted_parts(float *weights, const attun
         for (int i = 0; i < EACH; i++) {
             int part = i * WEIGHT_LANES + lane;
             ml[i] = make_float2(-ATTUNE_INF, 0.0f);
-            if (part < t.parts && t.row + row < t.rows)
+            if (part < count && row * HEAD_DIM_V < end)
                 ml[i] = __ldcg((const float2 *)(parts + (i64)part * STEP + PART_ML + row * 2));
         }
 #pragma unroll
@@ -221,19 +233,26 @@ __device__ __forceinline__ void store_weighted_parts(float *weights, const attun
     }
     __syncthreads();
 #pragma unroll 1
-    for (int i = (int)threadIdx.x * 4; i < BLOCK_M * HEAD_DIM_V; i += THREADS * 4) {
+    for (int i = (int)threadIdx.x * 4; i < end; i += THREADS * 4) {
         int row = i / HEAD_DIM_V, d = i - row * HEAD_DIM_V;
-        if (t.row + row >= t.rows)
-            break;
-        const float *part = parts + row * HEAD_DIM_V + d, *weight = weights + row * MOST_PARTS;
+        const float *weight = weights + row * MOST_PARTS;
         float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 16
-        for (int j = 0; j < t.parts; j++) {
-            float4 o = __ldcg((const float4 *)(part + (i64)j * STEP));
-            sum.x += o.x * weight[j];
-            sum.y += o.y * weight[j];
-            sum.z += o.z * weight[j];
-            sum.w += o.w * weight[j];
+        if (i >= THREADS * 4)
+            load_parts(o, parts + i, 0, count);
+#pragma unroll 1
+        for (int from = 0;;) {
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; j++)
+                if (from + j < count) {
+                    sum.x += o[j].x * weight[from + j];
+                    sum.y += o[j].y * weight[from + j];
+                    sum.z += o[j].z * weight[from + j];
+                    sum.w += o[j].w * weight[from + j];
+                }
+            from += AT_ONCE;
+            if (from >= count)
+                break;
+            load_parts(o, parts + i, from, count);
         }
         float2 total = totals[row];
         tile_coord at = row_coord(a, t, t.row + row);

@@ -24,6 +24,9 @@ constexpr int LEAST = FIXED        ? 1
               MOST_PARTS = ATTUNE_CUDA_SERVING_PARTS;
 constexpr int MOST_INT = 0x7fffffff;
 
+/* Whether CTAs take the items one after another, so that there may be more of them than run at once. */
+constexpr bool TAKEN = STAGES > 1 && !FIXED;
+
 template <bool SHARES> struct scheduled_type {
     typedef attune_cuda_scheduled type;
 };
@@ -92,6 +95,25 @@ __device__ __forceinline__ int items_of(const attune_cuda_shared_scheduled &of)
     return max(of.items, 1);
 }
 
+/* Of item `index`: the rows of its tile, and its part, from its sequence and that one's entry. */
+template <typename SCHEDULED>
+__device__ __forceinline__ void place_rows(tile &t, const attune_cuda_arguments &a, const attune_cuda_serving &s,
+                                           int index, int b, const SCHEDULED &found, const sequence_rows &rows,
+                                           int group)
+{
+    int items = items_of(found), local = index - found.item, at = local / items, row = at / known_here(a.kv_heads);
+    bool fits = max(found.parts, 1) == 1 || (found.slot >= 0 && found.slot + (i64)(at + 1) * items <= s.slots &&
+                                             found.counter >= 0 && found.counter + (i64)at < counter_count(s));
+    t.b = b;
+    t.h_kv = at - row * a.kv_heads;
+    t.h = t.h_kv * group;
+    t.row0 = rows.first;
+    t.q_len = rows.count;
+    t.rows = rows.count * group;
+    t.row = fits && local >= 0 && (i64)row * BLOCK_M < t.rows ? row * BLOCK_M : t.rows;
+    place_item(t, s, found, at, local - at * items);
+}
+
 /* Finds the tile and the part of item `index`, by the sequences' first items, 32 at a time. A tile of a schedule that
  * is not of this call may have no rows. False past the last. */
 __device__ __forceinline__ bool find_item(tile &t, const attune_cuda_arguments &a, const attune_cuda_serving &s,
@@ -114,18 +136,42 @@ __device__ __forceinline__ bool find_item(tile &t, const attune_cuda_arguments &
     scheduled found = of[low];
     int live = s.count.address ? min(integer_at(s.count, 0), a.batch) : a.batch;
     sequence_rows rows = rows_of(a, s, low, live);
-    int items = items_of(found), local = index - found.item, at = local / items, row = at / known_here(a.kv_heads);
-    bool fits = max(found.parts, 1) == 1 || (found.slot >= 0 && found.slot + (i64)(at + 1) * items <= s.slots &&
-                                             found.counter >= 0 && found.counter + (i64)at < counter_count(s));
-    t.b = low;
-    t.h_kv = at - row * a.kv_heads;
-    t.h = t.h_kv * group;
-    t.row0 = rows.first;
-    t.q_len = rows.count;
-    t.rows = rows.count * group;
-    t.row = fits && local >= 0 && (i64)row * BLOCK_M < t.rows ? row * BLOCK_M : t.rows;
-    place_item(t, s, found, at, local - at * items);
+    place_rows(t, a, s, index, low, found, rows, group);
     return true;
+}
+
+/* The same and find_keys, for short calls: all that it reads is on its way at once. The last 32 sequences that may have
+ * the item are a lane's each, with their entries and integers, of which all lanes receive those of the one. */
+__device__ __forceinline__ bool find_item_and_keys(tile &t, const attune_cuda_arguments &a,
+                                                   const attune_cuda_serving &s, int index)
+{
+    const attune_cuda_scheduled *of = (const attune_cuda_scheduled *)scheduled_of(s);
+    int4 header = *(const int4 *)s.schedule;
+    int live = s.count.address ? min(integer_at(s.count, 0), a.batch) : a.batch;
+    int lane = (int)threadIdx.x % 32, low = 0, left = max(a.batch, 1);
+#pragma unroll 1
+    while (left > 32) {
+        int step = (left + 31) / 32, probe = lane * step;
+        u32 before = __ballot_sync(0xffffffffu, probe < left && of[low + probe].item <= index);
+        int last = max(31 - __clz((int)before), 0) * step;
+        low += last;
+        left = min(step, left - last);
+    }
+    int mine = low + min(lane, left - 1);
+    int4 entry = *(const int4 *)(of + mine);
+    integers_here x = load_integers(s, mine);
+    u32 before = __ballot_sync(0xffffffffu, lane < left && entry.x <= index);
+    int from = max(31 - __clz((int)before), 0), b = low + from;
+    attune_cuda_scheduled found = {__shfl_sync(0xffffffffu, entry.x, from), __shfl_sync(0xffffffffu, entry.y, from),
+                                   __shfl_sync(0xffffffffu, entry.z, from), __shfl_sync(0xffffffffu, entry.w, from)};
+    x = {{__shfl_sync(0xffffffffu, x.rows[0], from), __shfl_sync(0xffffffffu, x.rows[1], from)},
+         {__shfl_sync(0xffffffffu, x.pages[0], from), __shfl_sync(0xffffffffu, x.pages[1], from)},
+         __shfl_sync(0xffffffffu, x.keys, from),
+         __shfl_sync(0xffffffffu, x.keys_first, from)};
+    int group = known_here(a.heads / known_here(a.kv_heads));
+    place_rows(t, a, s, index, b, found, rows_of(a, s, b, live, x), group);
+    find_keys(t, a, s, x);
+    return header.x == s.schedule_key && index < header.y;
 }
 
 /* The item that a CTA computes after item `index`. Of a call with more of them than CTAs each takes the next one that
@@ -156,9 +202,6 @@ struct schedule_sums {
     i64 tiles, items;
     i64 slots, split; /* of those in several parts: the parts of all tiles, and the tiles */
 };
-
-/* Whether CTAs take the items one after another, so that there may be more of them than run at once. */
-constexpr bool TAKEN = STAGES > 1 && !FIXED;
 
 /* keys: of the sequence; fixed parts, instead. */
 __device__ __forceinline__ int parts_of(int keys, int most)

@@ -19,19 +19,49 @@ struct sequence_rows {
     int first, count;
 };
 
+/* The caller's integers of a sequence, read where they are needed. */
+struct integers_there {
+    const attune_cuda_serving &s;
+    int b;
+
+    __device__ __forceinline__ int row(int i) const
+    {
+        return integer_at(s.q_start, b + i);
+    }
+    __device__ __forceinline__ int page(int i) const
+    {
+        return integer_at(s.pages_start, b + i);
+    }
+    __device__ __forceinline__ int kv_len() const
+    {
+        return integer_at(s.kv_len, b);
+    }
+    __device__ __forceinline__ int kv_first() const
+    {
+        return integer_at(s.kv_first, b);
+    }
+};
+
 /* ARGUMENTS: attune_cuda_arguments, or attune_cuda_append. */
-template <typename ARGUMENTS>
-__device__ __forceinline__ sequence_rows rows_of(const ARGUMENTS &a, const attune_cuda_serving &s, int b, int live)
+template <typename ARGUMENTS, typename INTEGERS>
+__device__ __forceinline__ sequence_rows rows_of(const ARGUMENTS &a, const attune_cuda_serving &s, int b, int live,
+                                                 const INTEGERS &x)
 {
     sequence_rows r = {0, 0};
     if (b >= live)
         return r;
     if (!s.q_start.address)
         return {0, a.q_len};
-    int first = integer_at(s.q_start, b), end = integer_at(s.q_start, b + 1);
+    int first = x.row(0), end = x.row(1);
     if (first >= 0 && first <= end && end <= s.tokens && end - first <= a.q_len)
         r = {first, end - first};
     return r;
+}
+
+template <typename ARGUMENTS>
+__device__ __forceinline__ sequence_rows rows_of(const ARGUMENTS &a, const attune_cuda_serving &s, int b, int live)
+{
+    return rows_of(a, s, b, live, integers_there{s, b});
 }
 
 /* A sequence in a tile. Row i of a sequence is at q = position + i of the keys. */
@@ -96,8 +126,45 @@ __device__ __forceinline__ bool find_rows(tile &t, const attune_cuda_arguments &
     return false;
 }
 
-template <typename ARGUMENTS>
-__device__ __forceinline__ void find_keys(tile &t, const ARGUMENTS &a, const attune_cuda_serving &s)
+/* Those of a sequence, loaded at once; 0 where the caller gives none. */
+struct integers_here {
+    int rows[2], pages[2], keys, keys_first;
+
+    __device__ __forceinline__ int row(int i) const
+    {
+        return rows[i];
+    }
+    __device__ __forceinline__ int page(int i) const
+    {
+        return pages[i];
+    }
+    __device__ __forceinline__ int kv_len() const
+    {
+        return keys;
+    }
+    __device__ __forceinline__ int kv_first() const
+    {
+        return keys_first;
+    }
+};
+
+__device__ __forceinline__ integers_here load_integers(const attune_cuda_serving &s, int b)
+{
+    integers_here x = {{0, 0}, {0, 0}, integer_at(s.kv_len, b), 0};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        if (s.q_start.address)
+            x.rows[i] = integer_at(s.q_start, b + i);
+        if (s.pages_start.address)
+            x.pages[i] = integer_at(s.pages_start, b + i);
+    }
+    if (s.kv_first.address)
+        x.keys_first = integer_at(s.kv_first, b);
+    return x;
+}
+
+template <typename ARGUMENTS, typename INTEGERS>
+__device__ __forceinline__ void find_keys(tile &t, const ARGUMENTS &a, const attune_cuda_serving &s, const INTEGERS &x)
 {
     bool packed = s.q_start.address != 0;
     t.batch = packed ? 0 : t.b;
@@ -106,16 +173,22 @@ __device__ __forceinline__ void find_keys(tile &t, const ARGUMENTS &a, const att
     t.entry_stride = s.pages.stride[1];
     t.entries = s.pages.address ? s.entries : 1;
     if (s.pages_start.address) {
-        int first = integer_at(s.pages_start, t.b), end = integer_at(s.pages_start, t.b + 1);
+        int first = x.page(0), end = x.page(1);
         bool valid = first >= 0 && first <= end && end <= s.entries;
         t.entries = valid ? end - first : 0;
         t.entry_stride = s.pages.stride[0];
         t.table = (const int *)s.pages.address + (valid ? first : 0) * t.entry_stride;
     }
-    int most = (int)min((i64)a.kv_len, (i64)t.entries * s.page), length = integer_at(s.kv_len, t.b);
+    int most = (int)min((i64)a.kv_len, (i64)t.entries * s.page), length = x.kv_len();
     t.kv_len = length >= 0 && length <= most ? length : 0;
     t.position = t.kv_len - t.q_len;
-    t.kv_first = s.kv_first.address ? min(max(integer_at(s.kv_first, t.b), 0), t.kv_len) : 0;
+    t.kv_first = s.kv_first.address ? min(max(x.kv_first(), 0), t.kv_len) : 0;
+}
+
+template <typename ARGUMENTS>
+__device__ __forceinline__ void find_keys(tile &t, const ARGUMENTS &a, const attune_cuda_serving &s)
+{
+    find_keys(t, a, s, integers_there{s, t.b});
 }
 
 #endif

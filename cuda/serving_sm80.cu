@@ -342,11 +342,13 @@ __device__ __forceinline__ int ring_place(int place, int tiles)
     return place < (STAGES + 1) * BLOCK_N ? place : place - (STAGES + 1) * BLOCK_N;
 }
 
-/* Finds the rows of item or tile `index`. */
+/* Finds the rows of item or tile `index`, and with config::PARTS && TAKEN its keys. */
 __device__ __forceinline__ bool find_tile(tile &t, const attune_cuda_arguments &a, const attune_cuda_serving &s,
                                           int index)
 {
-    if constexpr (config::PARTS)
+    if constexpr (config::PARTS && TAKEN)
+        return find_item_and_keys(t, a, s, index);
+    else if constexpr (config::PARTS)
         return find_item(t, a, s, index);
     else
         return find_rows(t, a, s, index);
@@ -360,6 +362,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     static_assert(planned(AT.size));
     u32 q_tile = shared_address(memory), k_tile = q_tile + AT.k, v_tile = q_tile + AT.v;
     typedef key_of_tile<(STAGES > 1)>::type key;
+    if (config::PARTS && TAKEN)
+        wait_for_launches();
     key *keys = (key *)(memory + AT.keys);
     float *maxima = (float *)(memory + AT.maxima), *p = (float *)(memory + AT.p);
     float *k_factors = (float *)(memory + AT.k_factors), *v_factors = (float *)(memory + AT.v_factors);
@@ -372,7 +376,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
          index = TAKEN && config::PARTS ? next_item(s, index, (int *)memory) : index + (u32)grid_here()) {
         if (config::PARTS && found.row >= found.rows)
             continue;
-        find_keys(found, a, s);
+        if (!config::PARTS || !TAKEN)
+            find_keys(found, a, s);
         begin_rows(t, found, a, s);
         const tile &rows = SHARES ? t : found;
         bool more = false; /* fixed parts of the tile, of which this is not the first */
@@ -392,11 +397,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             [[maybe_unused]] heads from = {cached_head<K_TYPE>(a.k, rows), cached_head<V_TYPE>(a.v, rows)};
 
             /* 1: load Q, and the first tiles of K. */
-            load_q(q_tile, a, rows);
             next_of_tile<(STAGES > 1)>::type next;
             bool absent_next[AHEAD];
+            if (STAGES == 1)
+                load_q(q_tile, a, rows);
             begin_keys(next, s, kv);
             fetch_keys(next, found, s, kv);
+            if (STAGES > 1) /* while the table is on its way */
+                load_q(q_tile, a, rows);
 #pragma unroll
             for (int i = 0; i < AHEAD; i++) {
                 absent_next[i] = __syncthreads_or(store_keys(next, keys + i * BLOCK_N, a, s));
@@ -522,6 +530,8 @@ extern "C" __global__ void __launch_bounds__(SCHEDULE_THREADS)
     attune_schedule_sm80(const __grid_constant__ attune_cuda_arguments a, const __grid_constant__ attune_cuda_serving s)
 {
     extern __shared__ __align__(128) unsigned char memory[];
+    if (TAKEN)
+        let_next_launch();
     if constexpr (SHARES)
         make_shared_schedule(a, s, memory);
     else

@@ -169,6 +169,10 @@ attune_status attune__cuda_append(const attune__program *program, attune_queue *
                                   uint64_t *value);
 attune_status attune__cuda_backward(const attune__program *program, attune_queue *queue, const attune__backward *call,
                                     uint64_t *value);
+/* Launches a kernel that waits itself for those before it (wait_for_launches), and may begin before they end. */
+attune__cu_result attune__cuda_launch_early(attune__cuda_device *device, attune__cu_function function, unsigned grid,
+                                            unsigned threads, unsigned shared, attune__cu_stream stream,
+                                            void **parameters);
 /* A further function of a loaded module. */
 attune_status attune__cuda_function(attune__cuda_device *device, attune__cu_module module, const char *name,
                                     attune__cu_function *function);

@@ -6,7 +6,8 @@
 
 #include "base/library.h"
 
-#define LIBRARY "libcuda.so.1"
+#define LIBRARY  "libcuda.so.1"
+#define OVERLAPS 12030 /* the first version whose graphs capture launches that overlap */
 
 const char *attune__cuda_error_name(const attune__cuda_driver *driver, attune__cu_result result)
 {
@@ -35,6 +36,10 @@ bool attune__cuda_driver_open(attune__cuda_driver *driver, char *reason, size_t 
     memcpy(&driver->name, &symbol, sizeof symbol);
     ATTUNE__CUDA_FUNCTIONS(FIND)
 #undef FIND
+    int version = 0;
+    symbol = attune__library_symbol(driver->library, "cuLaunchKernelEx");
+    if (driver->driver_version(&version) == CU_SUCCESS && version >= OVERLAPS)
+        memcpy(&driver->launch_ex, &symbol, sizeof symbol);
     const attune__cu_result result = driver->init(0);
     if (result == CU_SUCCESS)
         return true;

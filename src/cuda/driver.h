@@ -75,7 +75,8 @@ enum {
     CU_TENSOR_MAP_SWIZZLE_128B = 3,
     CU_TENSOR_MAP_L2_PROMOTION_256B = 3,
     CU_EVENT_BLOCKING_SYNC = 1,
-    CU_EVENT_DISABLE_TIMING = 2
+    CU_EVENT_DISABLE_TIMING = 2,
+    CU_LAUNCH_PROGRAMMATIC_SERIALIZATION = 6
 };
 
 /* name in our table, symbol in the library, parameters */
@@ -134,8 +135,28 @@ enum {
        unsigned block_y, unsigned block_z, unsigned shared, attune__cu_stream stream, void **parameters,               \
        void **extra))
 
+/* CUlaunchAttribute: that a launch may begin before the one before it has ended. */
+typedef struct attune__cu_launch_attribute {
+    int id;
+    union {
+        _Alignas(8) int allowed;
+        unsigned char bytes[64];
+    } value;
+} attune__cu_launch_attribute;
+
+/* CUlaunchConfig */
+typedef struct attune__cu_launch_config {
+    unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, shared;
+    attune__cu_stream stream;
+    attune__cu_launch_attribute *attributes;
+    unsigned attribute_count;
+} attune__cu_launch_config;
+
 typedef struct attune__cuda_driver {
     void *library;
+    /* cuLaunchKernelEx; NULL where launches wait for those before them: before CUDA 12.3, which captures others. */
+    attune__cu_result (*launch_ex)(const attune__cu_launch_config *config, attune__cu_function function,
+                                   void **parameters, void **extra);
 #define MEMBER(name, symbol, parameters) attune__cu_result(*name) parameters;
     ATTUNE__CUDA_FUNCTIONS(MEMBER)
 #undef MEMBER

@@ -142,6 +142,7 @@ typedef struct attune__cuda_parts {
     uint32_t split_keys;          /* parts begin at its multiples; 0 = where the schedule says */
     bool shares;                  /* a tile may have rows of several sequences */
     bool fixed;                   /* a CTA may compute several parts of a tile, one after another */
+    bool taken;                   /* CTAs take the parts in turn; then the kernel waits for the schedule itself */
     uint64_t schedule, workspace; /* bytes, multiples of 256 */
 } attune__cuda_parts;
 attune__cuda_parts attune__cuda_serving_parts(const attune__shape *shape, uint32_t block_m, uint32_t stages,

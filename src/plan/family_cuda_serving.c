@@ -42,7 +42,12 @@ attune__cuda_parts attune__cuda_serving_parts(const attune__shape *s, uint32_t b
         slots = fmin(slots, (stages > 1 && !shares ? 8.0 : 2.0) * resident + (shares ? 2 * tiles : 0));
     slots = fmin(slots, (double)most);
     attune__cuda_parts parts = {
-        .slots = (uint32_t)slots, .split_keys = s->split_keys, .shares = shares, .fixed = fixed};
+        .slots = (uint32_t)slots,
+        .split_keys = s->split_keys,
+        .shares = shares,
+        .fixed = fixed,
+        .taken = stages > 1 && !fixed,
+    };
     const uint64_t entry = shares ? sizeof(attune_cuda_shared_scheduled) : sizeof(attune_cuda_scheduled),
                    counters = shares ? parts.slots : parts.slots / 2;
     parts.schedule = sizeof(attune_cuda_schedule) + (uint64_t)(s->batch + 1) * entry + counters * sizeof(int32_t);

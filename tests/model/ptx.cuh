@@ -255,10 +255,27 @@ __device__ __forceinline__ u32 load_acquire(const u32 *word)
     return load_relaxed(word);
 }
 
+/* The model has one launch at a time. */
+__device__ __forceinline__ void wait_for_launches()
+{
+}
+
+__device__ __forceinline__ void let_next_launch()
+{
+}
+
 /* red.release.gpu.global.add */
 __device__ __forceinline__ void add_release(u32 *word, u32 x)
 {
     *word += x;
+}
+
+/* atom.acq_rel.gpu.global.add */
+__device__ __forceinline__ u32 add_acquire_release(u32 *word, u32 x)
+{
+    u32 old = *word;
+    *word += x;
+    return old;
 }
 
 /* red.global.add */
