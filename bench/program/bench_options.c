@@ -90,13 +90,14 @@ static bool parse_overlap(const char *text, attune_overlap *overlap)
     static const char *const names[] = {[ATTUNE_OVERLAP_AUTO] = "auto",
                                         [ATTUNE_OVERLAP_ON] = "on",
                                         [ATTUNE_OVERLAP_OFF] = "off",
-                                        [ATTUNE_OVERLAP_HEADS] = "heads"};
+                                        [ATTUNE_OVERLAP_HEADS] = "heads",
+                                        [ATTUNE_OVERLAP_READ] = "read"};
     for (uint32_t i = 0; i < sizeof names / sizeof names[0]; ++i)
         if (!strcmp(text, names[i])) {
             *overlap = (attune_overlap)i;
             return true;
         }
-    return bad("--overlap is \"%s\", expected auto, on, off or heads", text);
+    return bad("--overlap is \"%s\", expected auto, on, off, heads or read", text);
 }
 
 /* A device for each rank: as many ids as ranks, or one for all, or a backend's name for its first devices. */
@@ -250,7 +251,7 @@ cli_result bench_options_parse(bench_options *o, int argc, char **argv)
         {.name = "--overlap",
          .argument = "WHICH",
          .help = "of the ranks: on (own keys are computed while others arrive), off (all once they have), heads (some "
-                 "heads while those of others arrive), or auto",
+                 "heads while those of others arrive), read (off, and keys of others are read in place), or auto",
          .value = &overlap},
         {.name = "--lend",
          .help = "of ranks in decode: queries and results are read in place, where devices can",

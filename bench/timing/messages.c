@@ -39,8 +39,10 @@ static attune_status exchange(void *user, const attune_message *sends, uint32_t 
                               const attune_message *receives, uint32_t receive_count, attune_queue *queue)
 {
     messages *m = user;
-    if (m->mode == MESSAGES_LEFT)
+    if (m->mode == MESSAGES_LEFT) {
+        m->left++;
         return ATTUNE_OK;
+    }
     const attune_status status =
         m->mode == MESSAGES_NOTED ? note(m, sends, send_count, receives, receive_count, false) : ATTUNE_OK;
     return status == ATTUNE_OK ? m->below.exchange(m->below.user, sends, send_count, receives, receive_count, queue)

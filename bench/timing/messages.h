@@ -24,7 +24,7 @@ typedef struct messages {
     messages_mode mode;
     messages_exchange *exchanges; /* owned; of the calls that were noted */
     uint32_t count;
-    uint32_t left;     /* loans of the calls without messages */
+    uint32_t left;     /* exchanges of the calls without messages */
     uint64_t received; /* their bytes */
 } messages;
 

@@ -200,7 +200,8 @@ static void run_rank(void *context, uint32_t rank)
 static const char *const overlaps[] = {[ATTUNE_OVERLAP_AUTO] = "",
                                        [ATTUNE_OVERLAP_ON] = ", overlap on",
                                        [ATTUNE_OVERLAP_OFF] = ", overlap off",
-                                       [ATTUNE_OVERLAP_HEADS] = ", overlap heads"};
+                                       [ATTUNE_OVERLAP_HEADS] = ", overlap heads",
+                                       [ATTUNE_OVERLAP_READ] = ", overlap read"};
 
 /* Measures the ranks of a partition, or of decode. results: NULL, or receives those of all ranks. */
 static bool measure_ranks(const ranks_work *work, const attune_partition *partition, uint32_t ranks,

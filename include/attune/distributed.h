@@ -164,13 +164,13 @@ typedef struct attune_transport {
      * memory: about 12 over NVLink, 50 and more over PCIe or a network. For ATTUNE_OVERLAP_AUTO. 0 = not known. */
     double byte_cost;
     /*
-     * For devices that read each other's memory in place, in decode: as exchange, but nothing is copied. All sends are
-     * of the same memory, one to a peer. Sets buffer and offset of `receives`, which are given with peer and size, to
-     * what these peers send. Work that is enqueued between lend and `finish` may read it: it runs after the peers' work
-     * that was in their queues before they lent. Work that is enqueued after the next lend with the same peers runs
-     * after all reads of what was lent before. The arrays are valid until lend returns. NULL = results are sent; it is
-     * set on every rank or on none. A transport of one's own that calls another's callbacks must do so here as well, or
-     * set it to NULL.
+     * For devices that read each other's memory in place: as exchange, but nothing is copied. Sets buffer and offset of
+     * `receives`, which are given with peer and size, to what these peers send. Work that is enqueued between lend and
+     * `finish` may read it: it runs after the peers' work that was in their queues before they lent. Work that is
+     * enqueued after the next lend with the same peers runs after all reads of what was lent before. A rank may receive
+     * less than its peers send: nothing of the last ones. Receives are valid until lend returns, sends that are
+     * received until the next lend has returned. NULL = messages are sent; it is set on every rank or on none. A
+     * transport of one's own that calls another's callbacks must do so here as well, or set it to NULL.
      */
     attune_status (*lend)(void *user, const attune_message *sends, uint32_t send_count, attune_message *receives,
                           uint32_t receive_count, attune_queue *queue);
@@ -200,7 +200,11 @@ typedef enum attune_overlap {
      * desc.token_major is set). Both passes compare with the ends of the intervals of rows, and backwards of keys,
      * where the mask of the rank's rows and keys has them. On GPUs these were timed, not compared with other results:
      * by name alone. */
-    ATTUNE_OVERLAP_HEADS = 3
+    ATTUNE_OVERLAP_HEADS = 3,
+    /* As OFF, but where every rank has this and transport.lend is set, nothing is sent: one launch of a rank copies the
+     * keys of others from where they are, beside its own. Masks as with HEADS. On GPUs it has not run: by name alone.
+     */
+    ATTUNE_OVERLAP_READ = 4
 } attune_overlap;
 
 /* Parameters of attune_distributed_create. */

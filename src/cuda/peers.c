@@ -37,10 +37,10 @@
 #define FURTHER_STREAMS 3
 #define FURTHER_BYTES   (UINT64_C(8) << 20)
 
-/* The memory that a rank lends at a time. */
+/* The messages that a rank lends at a time. */
 typedef struct loan {
-    attune_buffer *buffer;
-    uint64_t offset, size;
+    const attune_message *sends;
+    uint32_t count;
     attune__cu_event lent; /* its work before is done */
 } loan;
 
@@ -219,10 +219,8 @@ static attune_status begin_loan(struct peer *mine, const attune_message *sends, 
     *turn = mine->begun++ % 2;
     pthread_mutex_unlock(&mine->all->threads.lock);
     loan *own = &mine->loans[*turn];
-    const attune_message sent = send_count ? sends[0] : (attune_message){0};
-    own->buffer = sent.buffer;
-    own->offset = sent.offset;
-    own->size = sent.size;
+    own->sends = sends;
+    own->count = send_count;
     ATTUNE__TRY(attune__cuda_enter(e->device));
     attune__cu_result result = CU_SUCCESS;
     if (mine->read_on && mine->read_on != stream)
@@ -231,6 +229,26 @@ static attune_status begin_loan(struct peer *mine, const attune_message *sends, 
         result = driver->event_record(own->lent, stream);
     attune__cuda_leave(e->device);
     return attune__cuda_check(e->device, result, "an event of a loan");
+}
+
+/* Finds what is received: the n-th message of a peer is the n-th that it sends to this rank. */
+static attune_status find_lent(const struct peer *mine, uint32_t turn, attune_message *receives, uint32_t count)
+{
+    const attune_cuda_peers *all = mine->all;
+    const uint32_t rank = (uint32_t)(mine - all->ranks);
+    for (uint32_t i = 0, next = 0; i < count; i++) {
+        const loan *theirs = &all->ranks[receives[i].peer].loans[turn];
+        next = i && receives[i].peer == receives[i - 1].peer ? next + 1 : 0;
+        while (next < theirs->count && theirs->sends[next].peer != rank)
+            next++;
+        const uint64_t size = next < theirs->count ? theirs->sends[next].size : 0;
+        if (size != receives[i].size)
+            return attune__fail(ATTUNE_INTERNAL, "rank %u borrows %llu bytes of rank %u, which lends %llu", rank,
+                                (unsigned long long)receives[i].size, receives[i].peer, (unsigned long long)size);
+        receives[i].buffer = theirs->sends[next].buffer;
+        receives[i].offset = theirs->sends[next].offset;
+    }
+    return ATTUNE_OK;
 }
 
 static attune_status lend(void *user, const attune_message *sends, uint32_t send_count, attune_message *receives,
@@ -246,15 +264,7 @@ static attune_status lend(void *user, const attune_message *sends, uint32_t send
     if (!attune_threads_enter(&mine->all->threads))
         return ATTUNE_UNAVAILABLE;
     mine->reading = queue;
-    for (uint32_t i = 0; i < receive_count; i++) {
-        const loan *theirs = &all->ranks[receives[i].peer].loans[turn];
-        if (theirs->size != receives[i].size)
-            return attune__fail(ATTUNE_INTERNAL, "rank %u borrows %llu bytes of rank %u, which lends %llu",
-                                (uint32_t)(mine - all->ranks), (unsigned long long)receives[i].size, receives[i].peer,
-                                (unsigned long long)theirs->size);
-        receives[i].buffer = theirs->buffer;
-        receives[i].offset = theirs->offset;
-    }
+    ATTUNE__TRY(find_lent(mine, turn, receives, receive_count));
     ATTUNE__TRY(attune__cuda_enter(e->device));
     attune__cu_result result = CU_SUCCESS;
     for (uint32_t r = 0; r < all->threads.size && result == CU_SUCCESS; r++)

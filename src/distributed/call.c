@@ -269,6 +269,117 @@ static attune_status copy_own(attune__distributed_call *c)
     return ATTUNE_OK;
 }
 
+/* --------------------------------------------------------------------------------------------------- keys in place */
+
+/* Copies that one launch makes. */
+typedef struct copies {
+    attune__distributed_call *call;
+    attune__copied parts[ATTUNE__MERGE_PARTS];
+    uint32_t count;
+} copies;
+
+static attune_status flush(copies *w)
+{
+    const uint32_t count = w->count;
+    w->count = 0;
+    return count ? attune__distributed_copy(w->call, w->parts, count) : ATTUNE_OK;
+}
+
+static attune_status add_copy(copies *w, attune_tensor from, attune_tensor to)
+{
+    w->parts[w->count++] = (attune__copied){.from = from, .to = to};
+    return w->count == ATTUNE__MERGE_PARTS ? flush(w) : ATTUNE_OK;
+}
+
+/* Whether the planes of k or v of a transfer, each of which a message has, are evenly spaced; sets their strides. */
+static bool find_strides(const attune_message *m, int64_t heads, attune_tensor *t)
+{
+    const int64_t element = (int64_t)attune_dtype_size(t->dtype), first = (int64_t)m[0].offset;
+    const int64_t head = heads > 1 ? (int64_t)m[1].offset - first : 0,
+                  batch = t->size[0] > 1 ? (int64_t)m[heads].offset - first : 0;
+    bool even = head % element == 0 && batch % element == 0;
+    for (int64_t b = 0; b < t->size[0]; b++)
+        for (int64_t h = 0; h < heads; h++) {
+            const attune_message *plane = &m[b * heads + h];
+            even = even && plane->buffer == m->buffer && (int64_t)plane->offset - first == b * batch + h * head;
+        }
+    t->stride[0] = batch / element;
+    t->stride[1] = heads > 1 ? head / element : t->stride[1];
+    return even;
+}
+
+/* Copies k or v of a transfer from where another rank has it. */
+static attune_status copy_lent(copies *w, const attune_message *m, attune_tensor to)
+{
+    const attune_distributed *d = w->call->d;
+    const int64_t heads = d->token_major ? 1 : to.size[1], columns = to.size[3];
+    attune_tensor from = to;
+    from.buffer = m->buffer;
+    from.offset = m->offset;
+    from.stride[1] = columns;
+    from.stride[2] = attune__transfer_row(d, (uint32_t)columns);
+    if (find_strides(m, heads, &from))
+        return add_copy(w, from, to);
+    for (int64_t b = 0; b < to.size[0]; b++)
+        for (int64_t h = 0; h < heads; h++) {
+            attune_tensor plane = from, place = to;
+            plane.buffer = m[b * heads + h].buffer;
+            plane.offset = m[b * heads + h].offset;
+            plane.stride[1] = columns;
+            place.offset += (uint64_t)((b * to.stride[0] + h * to.stride[1]) * (int64_t)attune_dtype_size(to.dtype));
+            plane.size[0] = place.size[0] = 1;
+            if (!d->token_major)
+                plane.size[1] = place.size[1] = 1;
+            ATTUNE__TRY(add_copy(w, plane, place));
+        }
+    return ATTUNE_OK;
+}
+
+/* Those of others first, which take longer. */
+static attune_status copy_all_keys(attune__distributed_call *c, const attune_message *lent)
+{
+    const attune_distributed *d = c->d;
+    const size_t planes = (size_t)attune__transfer_planes(d);
+    copies w = {.call = c};
+    for (size_t i = 0, end; i < d->receive_count; i = end) {
+        for (end = i; end < d->receive_count && d->receives[end].peer == d->receives[i].peer;)
+            end++;
+        for (int of_v = 0; of_v < 2; of_v++)
+            for (size_t j = i; j < end; j++, lent += planes)
+                ATTUNE__TRY(copy_lent(&w, lent,
+                                      attune__distributed_slice(of_v ? &c->v[ATTUNE__OTHERS] : &c->k[ATTUNE__OTHERS],
+                                                                d->receives[j].start, d->receives[j].count)));
+    }
+    for (size_t i = 0; i < d->own_copy_count; i++) {
+        const attune__own_copy *copy = &d->own_copies[i];
+        for (int of_v = 0; of_v < 2; of_v++) {
+            const attune_tensor *t = of_v ? c->v : c->k;
+            ATTUNE__TRY(add_copy(&w, attune__distributed_slice(&t[ATTUNE__OWN], copy->start, copy->count),
+                                 attune__distributed_slice(&t[ATTUNE__OTHERS], copy->at, copy->count)));
+        }
+    }
+    return flush(&w);
+}
+
+/* Nothing is sent. The second loan, of nothing that anyone reads, has the queue wait until the ranks that read this
+ * one's keys have read them. */
+static attune_status read_keys(attune__distributed_call *c)
+{
+    const attune_distributed *d = c->d;
+    c->kv_head = 0;
+    c->kv_heads = d->shape.kv_heads;
+    const uint32_t sends = list_keys(c, d->sends, d->send_count, ATTUNE__OWN, d->messages);
+    attune_message *lent = d->messages + sends;
+    const uint32_t receives = list_keys(c, d->receives, d->receive_count, ATTUNE__OTHERS, lent);
+    ATTUNE__TRY(attune__distributed_lend(c, d->messages, sends, receives));
+    ATTUNE__TRY(copy_all_keys(c, lent));
+    ATTUNE__TRY(attune__distributed_finish(c));
+    ATTUNE__TRY(attune__distributed_lend(c, d->messages, sends, 0));
+    return attune__distributed_finish(c);
+}
+
+/* --------------------------------------------------------------------------------------------------------- launches */
+
 /* Some heads of k and v are sent first, and computed while the others arrive. On a rank whose own keys have a launch of
  * their own, all arrive before it. */
 static attune_status compute_in_turn(attune__distributed_call *c, attune__distributed_compute_fn compute)
@@ -301,11 +412,16 @@ attune_status attune__distributed_compute(attune__distributed_call *c, attune__d
     const attune_distributed *d = c->d;
     if (d->first_heads)
         return compute_in_turn(c, compute);
-    ATTUNE__TRY(exchange_keys(c, 0, d->shape.kv_heads));
-    ATTUNE__TRY(copy_own(c));
+    if (d->reads) {
+        ATTUNE__TRY(read_keys(c));
+    } else {
+        ATTUNE__TRY(exchange_keys(c, 0, d->shape.kv_heads));
+        ATTUNE__TRY(copy_own(c));
+    }
     if (d->parts[ATTUNE__OWN].keys)
         ATTUNE__TRY(compute(c, ATTUNE__OWN));
-    ATTUNE__TRY(attune__distributed_finish(c));
+    if (!d->reads)
+        ATTUNE__TRY(attune__distributed_finish(c));
     if (d->parts[ATTUNE__OTHERS].keys)
         ATTUNE__TRY(compute(c, ATTUNE__OTHERS));
     return ATTUNE_OK;

@@ -162,7 +162,7 @@ static attune_status make_masks(attune_distributed *d, const attune_partition *p
         for (int i = 0; status == ATTUNE_OK && i < ATTUNE__DISTRIBUTED_PARTS; i++)
             if (d->parts[i].keys)
                 status = make_part(d, mask, &rows, runs, i);
-        if (status == ATTUNE_OK && overlap == ATTUNE_OVERLAP_HEADS)
+        if (status == ATTUNE_OK && overlap >= ATTUNE_OVERLAP_HEADS)
             status = use_spans(d);
     }
     for (int i = 0; status == ATTUNE_OK && i < ATTUNE__DISTRIBUTED_PARTS; i++)
@@ -397,6 +397,7 @@ typedef struct agreement {
     uint64_t hash[2];
     uint64_t status; /* attune_status of the preparation */
     int64_t first_heads;
+    uint64_t reads;
 } agreement;
 
 void attune__distributed_hash(const attune_distributed *d, const attune_expr *score, attune__hash *hash)
@@ -431,7 +432,7 @@ attune_status attune__distributed_agree(attune_distributed *d, attune__hash hash
     const attune_transport *t = &d->transport;
     const attune_allocator *allocator = &d->device->host.allocator;
     agreement *all = attune__alloc(allocator, t->size, sizeof *all);
-    const agreement mine = {{hash.lane[0], hash.lane[1]}, (uint64_t)status, d->first_heads};
+    const agreement mine = {{hash.lane[0], hash.lane[1]}, (uint64_t)status, d->first_heads, d->reads};
     if (!all) {
         t->abort(t->user);
         return ATTUNE_OUT_OF_HOST_MEMORY;
@@ -452,8 +453,10 @@ attune_status attune__distributed_agree(attune_distributed *d, attune__hash hash
                                   "rank %u has another partition or problem than rank 0 (hash %016llx, not %016llx): "
                                   "make both of the same mask, descriptions and version of attune",
                                   r, (unsigned long long)all[r].hash[0], (unsigned long long)all[0].hash[0]);
-    for (uint32_t r = 0; status == ATTUNE_OK && r < t->size; r++)
+    for (uint32_t r = 0; status == ATTUNE_OK && r < t->size; r++) {
         d->first_heads = all[r].first_heads < d->first_heads ? all[r].first_heads : d->first_heads;
+        d->reads = d->reads && all[r].reads;
+    }
     if (d->first_heads == ANY_HEADS)
         d->first_heads = 0;
     attune__free(allocator, all);
@@ -505,9 +508,9 @@ static attune_status check(attune_distributed *d, const attune_distributed_desc 
     ATTUNE__TRY(attune__check_not_null(mask, "desc.mask"));
     ATTUNE__TRY(attune__check_not_null(desc->problem, "desc.problem"));
     ATTUNE__TRY(attune__desc_read(p, sizeof *p, desc->problem, sizeof *p, "problem"));
-    if ((uint32_t)desc->overlap > ATTUNE_OVERLAP_HEADS)
+    if ((uint32_t)desc->overlap > ATTUNE_OVERLAP_READ)
         return attune__fail(ATTUNE_INVALID_ARGUMENT,
-                            "desc.overlap is %d, expected ATTUNE_OVERLAP_AUTO, _ON, _OFF or _HEADS",
+                            "desc.overlap is %d, expected ATTUNE_OVERLAP_AUTO, _ON, _OFF, _HEADS or _READ",
                             (int)desc->overlap);
     if (partition->ranks != d->transport.size)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "desc.partition is of %u ranks, desc.transport of %u",
@@ -544,7 +547,8 @@ static attune_status prepare(attune_distributed *d, const attune_distributed_des
     ATTUNE__TRY(make_transfers(d, desc->partition));
     if (d->shape.direction == ATTUNE_BACKWARD && d->transport.size > 1)
         ATTUNE__TRY(attune__distributed_make_sums(d, problem.score));
-    if (attune__distributed_split(d) || d->own_copy_count || d->zeros)
+    d->reads = desc->overlap == ATTUNE_OVERLAP_READ && d->transport.lend && d->transport.size > 1;
+    if (attune__distributed_split(d) || d->own_copy_count || d->zeros || d->reads)
         ATTUNE__TRY(attune__merger_make(d->device, &d->merger));
     ATTUNE__TRY(make_messages(d));
     lay_out(d);

@@ -444,7 +444,8 @@ static attune_status lend_results(call *c)
     const attune_distributed *d = &c->d->base;
     const uint32_t rank = d->transport.rank, size = d->transport.size;
     const uint64_t bytes = result_bytes(c->d);
-    attune_message *to = d->messages;
+    /* Others may still look at the queries that this rank lent. */
+    attune_message *to = d->messages + 2 * (size_t)size;
     uint32_t sends = 0, receives = 0;
     for (uint32_t peer = 0; peer < size && has_keys(c, rank); peer++)
         if (peer != rank && share_of(c->d, peer).rows)

@@ -159,6 +159,7 @@ struct attune_distributed {
     attune__own_copy *own_copies; /* none: each part has its own launch */
     size_t own_copy_count;
     int64_t first_heads;      /* KV heads whose keys are sent, and computed, before the others; 0 = all at once */
+    bool reads;               /* keys are not sent: a launch of this rank reads them where they are */
     attune_message *messages; /* of one exchange */
     char *staging; /* the bytes of its messages in host memory; NULL if they are not copied, and have no `copies` */
     attune__copy *copies;
@@ -276,7 +277,8 @@ uint32_t attune__distributed_list(const attune__distributed_call *c, const attun
 attune_status attune__distributed_exchange(const attune__distributed_call *c, uint32_t sends, uint32_t receives);
 attune_status attune__distributed_finish(const attune__distributed_call *c);
 /* Lends the first messages of `messages`, and fills the receives after them with what other ranks lend. Reads of these
- * are enqueued before attune__distributed_finish. */
+ * are enqueued before attune__distributed_finish. Other ranks may look at the sends until the next call has returned.
+ */
 attune_status attune__distributed_lend(const attune__distributed_call *c, attune_message *messages, uint32_t sends,
                                        uint32_t receives);
 /* Copies the arguments that forward and backward have alike, of a call with `args` and `seconds`. */

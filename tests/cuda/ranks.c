@@ -413,15 +413,16 @@ typedef struct borrower {
 static void *run_borrower(void *user)
 {
     borrower *b = user;
+    attune_message sends[2]; /* one is read while the next is made */
     b->right = true;
     b->status = ATTUNE_OK;
     for (uint32_t i = 0; i < b->rounds && b->status == ATTUNE_OK; i++) {
         attune_queue *queue = i % 2 && b->other ? b->other : attune_device_queue(b->s->device);
-        const attune_message send = {
-            .peer = 1 - b->t.rank, .buffer = b->s->from, .offset = 16 * i + 8 * b->t.rank, .size = 8};
+        sends[i % 2] =
+            (attune_message){.peer = 1 - b->t.rank, .buffer = b->s->from, .offset = 16 * i + 8 * b->t.rank, .size = 8};
         attune_message receive = {.peer = 1 - b->t.rank, .size = b->size};
         const bool stops = i == b->stops_at;
-        b->status = stops && !b->stops_reading ? ATTUNE_IO : b->t.lend(b->t.user, &send, 1, &receive, 1, queue);
+        b->status = stops && !b->stops_reading ? ATTUNE_IO : b->t.lend(b->t.user, &sends[i % 2], 1, &receive, 1, queue);
         if (b->status == ATTUNE_OK) {
             b->right = b->right && receive.buffer == b->s->from && receive.offset == 16 * i + 8 * (1 - b->t.rank);
             b->status = stops ? ATTUNE_IO : b->t.finish(b->t.user, queue);

@@ -137,7 +137,7 @@ static void run_pair(carrier by)
         run_row(&s, &r, i, (uint32_t)scaled(10), by);
     }
     run_row(&s, &(row){&long_causal, ATTUNE_BF16, 2}, 5, (uint32_t)scaled(50), by);
-    /* Two launches; one; and one of each head (sharing_begin). */
+    /* Two launches; one; one of each head; and one, of keys that are read in place (sharing_begin). */
     run_row(&s, &(row){&long_documents, ATTUNE_BF16, 2}, 5, (uint32_t)scaled(10), by);
     run_row(&s, &(row){&long_documents, ATTUNE_F16, 2}, 2, (uint32_t)scaled(10), by);
     run_row(&s, &(row){&long_documents, ATTUNE_BF16, 2}, 11, (uint32_t)scaled(10), by);
@@ -224,6 +224,7 @@ Test(distributed_devices, model_documents, .timeout = 3000)
         run_row(&s, &(row){&model_documents, ATTUNE_BF16, 2}, 3 * i + 5, 2, THROUGH_HOST);
 #if ATTUNE_HAVE_CUDA
     run_row(&s, &(row){&model_documents, ATTUNE_BF16, 2}, 11, 2, PEERS); /* one head after another */
+    run_row(&s, &(row){&model_documents, ATTUNE_BF16, 2}, 62, 2, PEERS); /* keys are read in place */
 #endif
     sharing_close(&s);
 }

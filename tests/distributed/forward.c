@@ -122,6 +122,7 @@ Test(distributed_forward, heads_in_turn)
         {{HEADS("two_launches", 4), .mask = "q >= kv"}, ATTUNE_OVERLAP_ON, false, 1},
         {{HEADS("token_major", 4), .mask = "q >= kv"}, ATTUNE_OVERLAP_HEADS, true, 1},
         {{HEADS("one_launch", 4), .mask = "q >= kv"}, ATTUNE_OVERLAP_OFF, false, 1},
+        {{HEADS("not_readable", 4), .mask = "q >= kv"}, ATTUNE_OVERLAP_READ, false, 1},
     };
     static sharing s;
     sharing_open(&s);
@@ -265,7 +266,7 @@ static uint64_t workspace_of(attune_instance *instance, attune_direction directi
     attune_mask_destroy(mask);
     attune_expr_destroy(all);
     attune_device_destroy(device);
-    cr_assert_eq(status, overlap > ATTUNE_OVERLAP_HEADS || byte_cost < 0 ? ATTUNE_INVALID_ARGUMENT : ATTUNE_OK, "%s",
+    cr_assert_eq(status, overlap > ATTUNE_OVERLAP_READ || byte_cost < 0 ? ATTUNE_INVALID_ARGUMENT : ATTUNE_OK, "%s",
                  attune_last_error());
     return bytes;
 }
@@ -284,7 +285,7 @@ Test(distributed_forward, overlap)
         cr_expect_eq(workspace_of(instance, direction, ATTUNE_OVERLAP_AUTO, 1), off);
         cr_expect_eq(workspace_of(instance, direction, ATTUNE_OVERLAP_AUTO, 1e4), on);
     }
-    (void)workspace_of(instance, ATTUNE_FORWARD, ATTUNE_OVERLAP_HEADS + 1, 0);
+    (void)workspace_of(instance, ATTUNE_FORWARD, ATTUNE_OVERLAP_READ + 1, 0);
     (void)workspace_of(instance, ATTUNE_FORWARD, ATTUNE_OVERLAP_AUTO, -1);
     attune_instance_destroy(instance);
 }
@@ -345,7 +346,7 @@ static void fail_allocations(attune_direction direction, attune_overlap overlap)
 
 Test(distributed_forward, out_of_memory)
 {
-    for (attune_overlap overlap = ATTUNE_OVERLAP_ON; overlap <= ATTUNE_OVERLAP_HEADS; overlap++) {
+    for (attune_overlap overlap = ATTUNE_OVERLAP_ON; overlap <= ATTUNE_OVERLAP_READ; overlap++) {
         fail_allocations(ATTUNE_FORWARD, overlap);
         fail_allocations(ATTUNE_BACKWARD, overlap);
     }

@@ -98,17 +98,22 @@ static attune_status lend_memory(struct rank_end *end, const attune_message *sen
     pthread_mutex_lock(&group->threads.lock);
     const uint64_t turn = end->begun++ % 2;
     pthread_mutex_unlock(&group->threads.lock);
-    end->own[turn] = send_count ? sends[0] : (attune_message){.size = 0};
+    end->own[turn].sends = sends;
+    end->own[turn].count = send_count;
     attune_status status = attune_threads_meet(&group->threads);
     if (status != ATTUNE_OK || !attune_threads_enter(&group->threads))
         return ATTUNE_UNAVAILABLE;
     end->reading = true;
-    for (uint32_t i = 0; i < receive_count; i++) {
-        const attune_message *theirs = &group->ends[receives[i].peer].own[turn];
-        if (theirs->size != receives[i].size)
+    for (uint32_t i = 0, next = 0; i < receive_count; i++) {
+        const attune_message *theirs = group->ends[receives[i].peer].own[turn].sends;
+        const uint32_t count = group->ends[receives[i].peer].own[turn].count;
+        next = i && receives[i].peer == receives[i - 1].peer ? next + 1 : 0;
+        while (next < count && theirs[next].peer != end->shared.rank)
+            next++;
+        if (next == count || theirs[next].size != receives[i].size)
             return ATTUNE_INTERNAL;
-        receives[i].buffer = theirs->buffer;
-        receives[i].offset = theirs->offset;
+        receives[i].buffer = theirs[next].buffer;
+        receives[i].offset = theirs[next].offset;
     }
     return ATTUNE_OK;
 }

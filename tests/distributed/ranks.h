@@ -29,8 +29,11 @@ typedef struct rank_group {
         struct rank_group *group;
         attune_transport shared; /* of attune/threads.h */
         int calls, exchanges;
-        bool late, reading;    /* reading: between lend and finish */
-        attune_message own[2]; /* lent in turn */
+        bool late, reading; /* reading: between lend and finish */
+        struct {
+            const attune_message *sends;
+            uint32_t count;
+        } own[2];              /* lent in turn */
         uint64_t begun, ended; /* loans; with the threads' lock */
     } ends[MOST_RANKS];
 } rank_group;

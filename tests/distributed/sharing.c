@@ -465,7 +465,10 @@ void sharing_begin(sharing *s, const attention *a, uint64_t number)
     s->layout = (attune_layout)(number % 5);
     s->token_major = number / 5 % 2;
     s->late = number / 3 % 2;
-    s->overlap = number / 2 % 2 == 0 ? ATTUNE_OVERLAP_ON : number % 7 < 4 ? ATTUNE_OVERLAP_OFF : ATTUNE_OVERLAP_HEADS;
+    s->overlap = number / 2 % 2 == 0 ? ATTUNE_OVERLAP_ON
+                 : number % 7 < 3    ? ATTUNE_OVERLAP_OFF
+                 : number % 7 < 5    ? ATTUNE_OVERLAP_HEADS
+                                     : ATTUNE_OVERLAP_READ;
     s->other_problem = s->bad_call = MOST_RANKS;
     memset(s->differs, 0, sizeof s->differs);
     s->mask = make_mask(s->instance, s->c, a);
@@ -475,6 +478,7 @@ void sharing_begin(sharing *s, const attention *a, uint64_t number)
     cr_assert(!s->backward || make_gradients(a, &s->o, &s->lse, number, &s->gradients));
     rank_group_init(&s->group, s->ranks);
     s->group.one_at_a_time = s->one_at_a_time;
+    s->group.lends = s->overlap == ATTUNE_OVERLAP_READ && !s->device_count;
 }
 
 void sharing_end(sharing *s)
