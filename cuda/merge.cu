@@ -455,3 +455,77 @@ extern "C" __global__ void __launch_bounds__(ATTUNE_CUDA_MERGE_THREADS)
     else
         copy_units<unsigned short>(p);
 }
+
+/* ------------------------------------------------------------------------------------------------------------- splits
+ */
+
+constexpr int SPLIT_WARPS = ATTUNE_CUDA_MERGE_THREADS / 32;
+
+__device__ __forceinline__ int split_part(const attune_cuda_merge_splits &a, int split, int &index)
+{
+    const int part = (int)divide((unsigned)split, a.by_split);
+    index = split - part * a.split;
+    return part;
+}
+
+__device__ __forceinline__ float split_load(const attune_cuda_merge_splits &a, int split, long long from, int column)
+{
+    int index;
+    const int part = split_part(a, split, index);
+    return ((const float *)a.parts[part].o)[(from + index) * a.columns + column];
+}
+
+/* A warp has every SPLIT_WARPS-th split, a lane a column. */
+extern "C" __global__ void __launch_bounds__(ATTUNE_CUDA_MERGE_THREADS)
+    attune_merge_splits(const __grid_constant__ attune_cuda_merge_splits a)
+{
+    __shared__ float2 states[ATTUNE_CUDA_MERGE_SPLITS];
+    __shared__ float sums[SPLIT_WARPS][32];
+    const int all = a.part_count * a.split, row = blockIdx.x, plane = row / a.q_len, b = plane / a.heads;
+    const row_coord p = {b, plane - b * a.heads, row - plane * a.q_len};
+    const long long from = (((p.b + a.first_batch) * a.all_heads + a.first_head + p.h) * a.q_len + p.q) * a.split;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = blockIdx.y * 32 + lane;
+    const bool active = column < a.columns;
+    /* Other devices' memory answers late: the first results are under way before their weights are known. */
+    float early[ATTUNE_CUDA_EARLY_SPLITS / SPLIT_WARPS];
+#pragma unroll
+    for (int i = 0; i < ATTUNE_CUDA_EARLY_SPLITS / SPLIT_WARPS; i++) {
+        const int split = warp + i * SPLIT_WARPS;
+        early[i] = active && split < all ? split_load(a, split, from, column) : 0.0f;
+    }
+    for (int i = threadIdx.x; i < all; i += ATTUNE_CUDA_MERGE_THREADS) {
+        int index;
+        const int part = split_part(a, i, index);
+        states[i] = ((const float2 *)a.parts[part].ml)[from + index];
+    }
+    __syncthreads();
+    float m = EMPTY, sum = 0.0f, value = 0.0f;
+    for (int i = lane; i < all; i += 32)
+        m = fmaxf(m, states[i].x);
+    for (int step = 1; step < 32; step *= 2)
+        m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, step));
+    const float base = m == EMPTY ? 0.0f : m;
+    for (int i = lane; i < all; i += 32)
+        sum = __fmaf_rn(states[i].y, exp2_fast((states[i].x - base) * a.factor), sum);
+    for (int step = 1; step < 32; step *= 2)
+        sum += __shfl_xor_sync(0xffffffffu, sum, step);
+#pragma unroll
+    for (int i = 0; i < ATTUNE_CUDA_EARLY_SPLITS / SPLIT_WARPS; i++) {
+        const int split = warp + i * SPLIT_WARPS;
+        if (split < all)
+            value = __fmaf_rn(exp2_fast((states[split].x - base) * a.factor), early[i], value);
+    }
+#pragma unroll 1
+    for (int split = ATTUNE_CUDA_EARLY_SPLITS + warp; split < all && active; split += SPLIT_WARPS)
+        value = __fmaf_rn(exp2_fast((states[split].x - base) * a.factor), split_load(a, split, from, column), value);
+    sums[warp][lane] = value;
+    __syncthreads();
+    if (warp || !active)
+        return;
+#pragma unroll
+    for (int i = 1; i < SPLIT_WARPS; i++)
+        value += sums[i][lane];
+    store_one(a.o, row_of(a.o, p), column, sum == 0.0f ? 0.0f : value * (1.0f / sum));
+    if (column == 0 && a.lse.address)
+        *(float *)row_of(a.lse, p) = sum == 0.0f ? EMPTY : m * (a.factor * 0.693147180559945309f) + logf(sum);
+}

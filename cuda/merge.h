@@ -63,6 +63,28 @@ typedef struct attune_cuda_copies {
     int unit;
 } attune_cuda_copies;
 
+/*
+ * attune_merge_splits takes an attune_cuda_merge_splits by value: of the splits of decode_sm80.cu on several devices,
+ * of which each has those of all rows, o and lse of some heads or batches. A CTA of ATTUNE_CUDA_MERGE_THREADS threads
+ * has 32 columns of a row: the grid is of rows and columns.
+ */
+#define ATTUNE_CUDA_MERGE_SPLITS 512 /* part_count * split at most */
+#define ATTUNE_CUDA_EARLY_SPLITS 32  /* of which so many are loaded before their weights are known */
+
+typedef struct attune_cuda_split_part {
+    unsigned long long o, ml; /* attune_cuda_parts, of [batch][all_heads][q_len] rows */
+} attune_cuda_split_part;
+
+typedef struct attune_cuda_merge_splits {
+    attune_cuda_merge_view o, lse;
+    attune_cuda_split_part parts[ATTUNE_CUDA_MERGE_PARTS];
+    int part_count, split, columns;
+    int heads, q_len;                       /* of o */
+    int all_heads, first_batch, first_head; /* of the parts */
+    float factor;                           /* a weight is exp2(factor * m) */
+    attune_cuda_divisor by_split;
+} attune_cuda_merge_splits;
+
 typedef char attune_cuda_copies_fit[sizeof(attune_cuda_copies) <= 4096 ? 1 : -1];
 typedef char attune_cuda_merge_fits[sizeof(attune_cuda_merge) <= 4096 ? 1 : -1];
 

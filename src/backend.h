@@ -129,6 +129,7 @@ typedef struct attune__forward {
                                        head_dim], mask is NULL, and batch is that of the lengths */
     bool part; /* a partial result, which is merged later: if every allowed score of a row is -inf, o is its sum of 0 *
                   v, 0 or NaN */
+    bool splits; /* of a decode pass in parts: they stay in the workspace, and o and lse are not written */
 } attune__forward;
 
 /* Sizes of a cache and its batch, for kernels that count in 31 bits: no index reaches what is cut off. */
@@ -261,6 +262,19 @@ typedef struct attune__copy {
     void *memory;
 } attune__copy;
 
+/* The results of a decode pass in parts (attune__split_size), of several devices over parts of the keys, merged into o
+ * and lse, f32, of some of their batches or heads. */
+typedef struct attune__merge_splits {
+    const attune__copy *parts; /* buffer and offset; at most ATTUNE__MERGE_PARTS, and ATTUNE__MERGE_SPLITS splits */
+    uint32_t part_count, split;
+    attune_tensor o, lse;            /* lse.buffer NULL = not requested */
+    int64_t batch, heads;            /* of the parts, ... */
+    int64_t first_batch, first_head; /* ... of which o has those from here on */
+    double scale;
+    bool has_score;
+    double *seconds; /* not NULL: wait and measure */
+} attune__merge_splits;
+
 typedef struct attune__merge {
     const attune__merge_part *parts; /* at most ATTUNE__MERGE_PARTS */
     uint32_t part_count;
@@ -360,6 +374,13 @@ struct attune__backend {
     /* Copies at most ATTUNE__MERGE_PARTS tensors in one launch. NULL = each is a merge of one part. */
     attune_status (*copy_tensors)(const attune__program *merger, attune_queue *queue, const attune__copied *parts,
                                   uint32_t count, uint64_t *value);
+    /* Decode leaves its splits (attune__forward.splits), and a launch merges those of several devices. NULL = it does
+     * not. With it, decode and copy_tensors take a value of NULL, where another launch follows in the queue. */
+    attune_status (*merge_splits)(const attune__program *merger, attune_queue *queue, const attune__merge_splits *call,
+                                  uint64_t *value);
+    /* The bytes from the first of one buffer to the first of another, of devices that read each other's memory. NULL =
+     * not known. */
+    int64_t (*buffer_distance)(const attune_buffer *from, const attune_buffer *to);
     /* forward computes the heads of the call, which may be fewer than those of the plan. */
     bool fewer_heads;
     /* forward can write an f32 o, and backward f32 d_q, d_k and d_v, for any dtype of the plan. */

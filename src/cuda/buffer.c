@@ -101,3 +101,8 @@ attune_status attune__cuda_copy(attune_queue *queue, const attune__copy *copies,
     attune__cuda_leave(device);
     return status;
 }
+
+int64_t attune__cuda_buffer_distance(const attune_buffer *from, const attune_buffer *to)
+{
+    return (int64_t)(attune__cuda_pointer(to) - attune__cuda_pointer(from));
+}

@@ -3,6 +3,7 @@
  * tensors. */
 #include "cuda/cuda.h"
 
+#include <math.h>
 #include <stdio.h>
 
 #include "base/alloc.h"
@@ -11,6 +12,7 @@
 #include "cuda/merge.h"
 
 _Static_assert(ATTUNE_CUDA_MERGE_PARTS == ATTUNE__MERGE_PARTS, "what a launch takes");
+_Static_assert(ATTUNE_CUDA_MERGE_SPLITS == ATTUNE__MERGE_SPLITS, "likewise");
 
 /* The kernels, forward and backward: a general one, and vector ones by type and number of parts. Forward alone: of f32
  * parts to an o of f16 or bf16. */
@@ -23,7 +25,7 @@ typedef struct merger {
     attune__program base;
     attune__cu_module module;
     attune__cu_function functions[2][KINDS];
-    attune__cu_function copy_tensors;
+    attune__cu_function copy_tensors, merge_splits;
 } merger;
 
 static attune__cuda_kernel describe_kernel(uint32_t architecture)
@@ -49,6 +51,7 @@ static attune_status load(attune__cuda_device *device, const void *cubin, merger
                                        driver->module_function(&made->functions[i % 2][i / 2], made->module, name),
                                        "cuModuleGetFunction"));
     }
+    ATTUNE__TRY(attune__cuda_function(device, made->module, "attune_merge_splits", &made->merge_splits));
     return attune__cuda_function(device, made->module, "attune_copy_tensors", &made->copy_tensors);
 }
 
@@ -231,6 +234,56 @@ attune_status attune__cuda_merge_backward(const attune__program *program, attune
                                           const attune__merge *call, uint64_t *value)
 {
     return launch(program, queue, call, true, value);
+}
+
+/* ln 2 times this is the factor of natural exponents: as fold_factor in cuda/common.cuh. */
+static float splits_factor(const attune__merge_splits *call)
+{
+    const float log2e = 1.44269504088896340736f, scale = fabsf((float)call->scale);
+    return call->has_score ? log2e : scale == 0.0f ? 1.0f : scale * log2e;
+}
+
+attune_status attune__cuda_merge_splits(const attune__program *program, attune_queue *queue,
+                                        const attune__merge_splits *call, uint64_t *value)
+{
+    const merger *mine = (const merger *)program;
+    attune__cuda_device *device = attune__cuda_of(program->device);
+    attune__cuda_queue *stream = (attune__cuda_queue *)queue;
+    const int64_t *size = call->o.size, rows = size[0] * size[1] * size[2];
+    const uint64_t ml = attune__split_ml((uint64_t)(call->batch * call->heads * size[2]), call->split,
+                                         (uint64_t)size[3], sizeof(float));
+    demand d = {.vectors = false};
+    attune_cuda_merge_splits a = {
+        .o = view(&d, &call->o, 16),
+        .lse = view(&d, &call->lse, 4),
+        .part_count = (int)call->part_count,
+        .split = (int)call->split,
+        .columns = (int)size[3],
+        .heads = (int)size[1],
+        .q_len = (int)size[2],
+        .all_heads = (int)call->heads,
+        .first_batch = (int)call->first_batch,
+        .first_head = (int)call->first_head,
+        .factor = splits_factor(call),
+        .by_split = divisor(call->split),
+    };
+    for (uint32_t i = 0; i < call->part_count; i++) {
+        a.parts[i].o = attune__cuda_pointer(call->parts[i].buffer) + call->parts[i].offset;
+        a.parts[i].ml = a.parts[i].o + ml;
+    }
+    void *parameters[] = {&a};
+    ATTUNE__TRY(attune__cuda_enter(device));
+    attune_status status = attune__cuda_queue_begin(stream, call->seconds != NULL);
+    if (status == ATTUNE_OK) {
+        status = attune__cuda_check(device,
+                                    device->driver.launch(mine->merge_splits, (unsigned)rows,
+                                                          (unsigned)((size[3] + 31) / 32), 1, ATTUNE_CUDA_MERGE_THREADS,
+                                                          1, 1, 0, stream->stream, parameters, NULL),
+                                    "cuLaunchKernel");
+        status = attune__cuda_queue_end(stream, status, value, call->seconds);
+    }
+    attune__cuda_leave(device);
+    return status;
 }
 
 /* The widest unit that is aligned in both tensors. */

@@ -112,7 +112,8 @@ attune_status attune__cuda_queue_end(attune__cuda_queue *queue, attune_status st
 {
     attune__cuda_device *device = device_of(queue);
     const attune__cuda_driver *driver = &device->driver;
-    *value = 0;
+    if (value)
+        *value = 0;
     /* Nothing runs during a capture, so that there is nothing to wait for before the graph is launched. */
     if (status != ATTUNE_OK || queue->capturing)
         goto done;
@@ -127,10 +128,10 @@ attune_status attune__cuda_queue_end(attune__cuda_queue *queue, attune_status st
         *seconds = (double)milliseconds * 1e-3;
     }
     const uint64_t next = queue->last + 1;
-    if (result == CU_SUCCESS)
+    if (result == CU_SUCCESS && value)
         result = driver->event_record(queue->events[next % ATTUNE__CUDA_EVENTS], queue->stream);
     status = attune__cuda_check(device, result, "a launch");
-    if (status == ATTUNE_OK)
+    if (status == ATTUNE_OK && value)
         *value = queue->last = next;
 done:
     pthread_mutex_unlock(&queue->lock);

@@ -533,7 +533,7 @@ attune_status attune__distributed_copy(attune__distributed_call *c, const attune
 {
     const attune__backend *backend = c->d->device->backend;
     if (backend->copy_tensors && !c->seconds)
-        return backend->copy_tensors(c->d->merger, c->queue, parts, count, &c->value);
+        return backend->copy_tensors(c->d->merger, c->queue, parts, count, backend->merge_splits ? NULL : &c->value);
     for (uint32_t i = 0; i < count; i++)
         ATTUNE__TRY(attune__distributed_merge(c, &parts[i].to, NULL, 1, attune__distributed_part_at, &parts[i].from));
     return ATTUNE_OK;

@@ -397,7 +397,7 @@ typedef struct agreement {
     uint64_t hash[2];
     uint64_t status; /* attune_status of the preparation */
     int64_t first_heads;
-    uint64_t reads;
+    uint32_t reads, splits;
 } agreement;
 
 void attune__distributed_hash(const attune_distributed *d, const attune_expr *score, attune__hash *hash)
@@ -432,7 +432,7 @@ attune_status attune__distributed_agree(attune_distributed *d, attune__hash hash
     const attune_transport *t = &d->transport;
     const attune_allocator *allocator = &d->device->host.allocator;
     agreement *all = attune__alloc(allocator, t->size, sizeof *all);
-    const agreement mine = {{hash.lane[0], hash.lane[1]}, (uint64_t)status, d->first_heads, d->reads};
+    const agreement mine = {{hash.lane[0], hash.lane[1]}, (uint64_t)status, d->first_heads, d->reads, d->splits};
     if (!all) {
         t->abort(t->user);
         return ATTUNE_OUT_OF_HOST_MEMORY;
@@ -456,6 +456,7 @@ attune_status attune__distributed_agree(attune_distributed *d, attune__hash hash
     for (uint32_t r = 0; status == ATTUNE_OK && r < t->size; r++) {
         d->first_heads = all[r].first_heads < d->first_heads ? all[r].first_heads : d->first_heads;
         d->reads = d->reads && all[r].reads;
+        d->splits = d->splits == all[r].splits ? d->splits : 0;
     }
     if (d->first_heads == ANY_HEADS)
         d->first_heads = 0;

@@ -6,7 +6,9 @@
  * With desc.lend nothing is sent: a rank gathers the queries from where other ranks have them, in one launch, and
  * merges results that it reads from there. Results are then in memory of the object, because other ranks read them
  * after the call. They are written again after the next step's queries were lent, hence after all reads; the queries
- * are read before the results are lent, hence before the merge.
+ * are read before the results are lent, hence before the merge. Where all ranks have their results in as many splits,
+ * these are merged as they are; and the queries of two ranks by head are not gathered: to the kernel they are two
+ * batches, which lie as far apart as they do.
  */
 #include "distributed/ranks.h"
 
@@ -23,7 +25,7 @@ struct attune_decode {
     uint64_t mine_at, mine_size;  /* results of this rank's queries, of each rank; their LSE begins at mine_lse */
     uint64_t mine_lse;
     bool lends;
-    attune_buffer *lent; /* o and LSE of all queries, for other ranks to read; NULL = they are sent */
+    attune_buffer *lent; /* o and LSE of all queries, for other ranks to read, then splits; NULL = they are sent */
 };
 
 /* The queries of a rank: `blocks` blocks of rows that are adjacent, in q of all queries too. */
@@ -136,6 +138,23 @@ static uint64_t result_bytes(const attune_decode *made)
     return made->lse_row + (uint64_t)(s->batch * s->heads * made->q_len) * attune_dtype_size(attune__shape_real(s));
 }
 
+/* The splits of this rank's calls, if they can be merged as they are. */
+static uint32_t find_splits(const attune_decode *made)
+{
+    const attune_distributed *d = &made->base;
+    const attune_plan_choice *choice = &d->plan->decision.choice;
+    const bool can = made->lends && d->device->backend->merge_splits && !d->shape.sinks &&
+                     d->transport.size <= ATTUNE__MERGE_PARTS && choice->decode && !choice->short_q_len &&
+                     choice->split_kv > 1 && choice->split_kv * d->transport.size <= ATTUNE__MERGE_SPLITS;
+    return can ? choice->split_kv : 0;
+}
+
+/* Where they are in memory that is lent: at the beginning of the plan's workspace. */
+static uint64_t splits_at(const attune_decode *made)
+{
+    return attune__round_up64(result_bytes(made), 256);
+}
+
 static void lay_out(attune_decode *made)
 {
     attune_distributed *d = &made->base;
@@ -176,8 +195,10 @@ static attune_status prepare(attune_decode *made, const attune_decode_desc *desc
                             blocks, d->transport.size);
     ATTUNE__TRY(attune__distributed_make_messages(d, blocks * 4 * d->transport.size, exchanged_bytes(made)));
     lay_out(made);
+    d->splits = find_splits(made);
     if (made->lends)
-        ATTUNE__TRY(attune_buffer_create(d->device, result_bytes(made), &made->lent));
+        ATTUNE__TRY(attune_buffer_create(
+            d->device, splits_at(made) + (d->splits ? attune_plan_workspace_size(d->plan) : 0), &made->lent));
     attune__hash_add(hash, made->lends);
     attune__hash_add(hash, (uint64_t)made->split);
     attune__hash_add(hash, (uint64_t)made->chunk);
@@ -241,6 +262,8 @@ typedef struct call {
     attune_forward_args args;
     int64_t kv_len;
     share own;
+    bool in_place;                  /* the queries of the other rank are not gathered, ... */
+    attune_message theirs;          /* ... but here */
     attune_tensor q, o, lse;        /* of this rank */
     const attune_message *borrowed; /* results of other ranks, with transport.lend */
     double seconds;
@@ -278,6 +301,8 @@ static place borrowed_from(const call *c, uint32_t rank)
 /* The results of this rank. */
 static place own_results(const call *c)
 {
+    if (c->d->base.splits)
+        return (place){c->d->lent, splits_at(c->d)};
     return c->d->lent ? (place){c->d->lent, 0} : (place){c->args.workspace, c->args.workspace_offset + c->d->o_at};
 }
 
@@ -419,6 +444,49 @@ static attune_status gather_queries(call *c, const attune_message *from, uint32_
     return listed ? attune__distributed_copy(&c->base, parts, listed) : ATTUNE_OK;
 }
 
+/* The bytes from this rank's queries to the other's. */
+static int64_t distance_to(const call *c, const attune_message *theirs)
+{
+    return c->base.d->device->backend->buffer_distance(c->q.buffer, theirs->buffer) + (int64_t)theirs->offset -
+           (int64_t)c->q.offset;
+}
+
+/* Whether this rank's queries and the other's are two batches of half of the heads, as the decode kernel reads them. */
+static bool are_batches(const call *c, const attune_message *theirs)
+{
+    const attune_distributed *d = &c->d->base;
+    const attune__shape *s = &d->shape;
+    const int64_t group = s->heads / s->kv_heads;
+    return d->splits && d->transport.size == 2 && c->d->split == ATTUNE_QUERIES_BY_HEAD && s->batch == 1 &&
+           c->own.count * 2 == s->heads && c->own.count % group == 0 && !d->plan->score &&
+           has_keys(c, d->transport.rank) && d->device->backend->buffer_distance &&
+           distance_to(c, theirs) % (int64_t)attune_dtype_size(s->q_dtype) == 0;
+}
+
+/* A tensor of all heads, as two batches. */
+static attune_tensor halves_of(attune_tensor t)
+{
+    t.size[0] = 2;
+    t.size[1] /= 2;
+    t.stride[0] = t.size[1] * t.stride[1];
+    return t;
+}
+
+static void take_batches(const call *c, attune__forward *f)
+{
+    const bool first = c->base.d->transport.rank == 0;
+    const int64_t step = distance_to(c, &c->theirs) / (int64_t)attune_dtype_size(c->q.dtype);
+    f->q = halves_of(f->q);
+    f->q.buffer = first ? c->q.buffer : c->theirs.buffer;
+    f->q.offset = first ? c->q.offset : c->theirs.offset;
+    f->q.stride[0] = first ? step : -step;
+    f->k = halves_of(f->k);
+    f->v = halves_of(f->v);
+    f->batch = 2;
+    f->heads /= 2;
+    f->kv_heads /= 2;
+}
+
 static attune_status lend_queries(call *c)
 {
     const attune_distributed *d = &c->d->base;
@@ -434,6 +502,11 @@ static attune_status lend_queries(call *c)
             to[sends + receives++] = lending(peer, NULL, 0, query_bytes(c, &theirs));
     }
     ATTUNE__TRY(attune__distributed_lend(&c->base, to, sends, receives));
+    c->in_place = receives == 1 && are_batches(c, &to[sends]);
+    if (c->in_place) {
+        c->theirs = to[sends];
+        return ATTUNE_OK;
+    }
     if (has_keys(c, rank))
         ATTUNE__TRY(gather_queries(c, to + sends, receives));
     return attune__distributed_finish(&c->base);
@@ -443,13 +516,14 @@ static attune_status lend_results(call *c)
 {
     const attune_distributed *d = &c->d->base;
     const uint32_t rank = d->transport.rank, size = d->transport.size;
-    const uint64_t bytes = result_bytes(c->d);
+    const place from = own_results(c);
+    const uint64_t bytes = c->d->base.splits ? attune_plan_workspace_size(c->d->base.plan) : result_bytes(c->d);
     /* Others may still look at the queries that this rank lent. */
     attune_message *to = d->messages + 2 * (size_t)size;
     uint32_t sends = 0, receives = 0;
     for (uint32_t peer = 0; peer < size && has_keys(c, rank); peer++)
         if (peer != rank && share_of(c->d, peer).rows)
-            to[sends++] = lending(peer, c->d->lent, 0, bytes);
+            to[sends++] = lending(peer, from.buffer, from.offset, bytes);
     for (uint32_t peer = 0; peer < size && c->own.rows; peer++)
         if (peer != rank && has_keys(c, peer))
             to[sends + receives++] = lending(peer, NULL, 0, bytes);
@@ -550,23 +624,32 @@ static attune_status compute(call *c)
     a.parameter_count = found.parameter_count;
     a.workspace_offset += d->plan_at;
     if (d->transport.size > 1) {
-        const place at = own_results(c);
+        const place at = d->splits ? (place){c->d->lent, 0} : own_results(c);
         a.q = whole_q(c);
         a.o = whole(c, at.buffer, at.offset, d->shape.o_dtype, d->shape.head_dim_v);
         a.lse = whole_lse(c, at);
+    }
+    if (d->splits) {
+        a.workspace = c->d->lent;
+        a.workspace_offset = splits_at(c->d);
     }
     ATTUNE__TRY(attune__forward_resolve_at(d->plan, &a, NULL, &resolved));
     if (d->transport.size > 1) {
         resolved.call.o = whole_o(c, own_results(c));
         resolved.call.part = true;
+        resolved.call.splits = d->splits;
     }
+    if (c->in_place)
+        take_batches(c, &resolved.call);
     /* Rank 0 always has keys. */
     if (d->transport.rank)
         resolved.call.sinks.buffer = NULL;
     resolved.call.seconds = a.seconds ? &seconds : NULL;
-    ATTUNE__TRY(attune__plan_forward(d->plan, c->base.queue, &resolved.call, &c->base.value));
+    /* A merge follows. */
+    uint64_t *value = d->splits && c->own.count ? NULL : &c->base.value;
+    ATTUNE__TRY(attune__plan_forward(d->plan, c->base.queue, &resolved.call, value));
     c->seconds += seconds;
-    return ATTUNE_OK;
+    return c->in_place ? attune__distributed_finish(&c->base) : ATTUNE_OK;
 }
 
 /* attune__merge_part_fn: ranks with keys are the first, because keys are dealt in their order. */
@@ -580,11 +663,41 @@ static attune__merge_part result_at(const void *user, uint32_t rank)
     return (attune__merge_part){.o = part_of(c, &c->own, whole_o(c, at)), .lse = part_of(c, &c->own, whole_lse(c, at))};
 }
 
+/* Splits of all ranks, as they are. */
+static attune_status merge_splits(call *c, uint32_t parts)
+{
+    const attune_distributed *d = &c->d->base;
+    const bool heads = c->d->split == ATTUNE_QUERIES_BY_HEAD;
+    attune__copy from[ATTUNE__MERGE_PARTS];
+    double seconds = 0;
+    for (uint32_t r = 0; r < parts; r++) {
+        const place at = r == d->transport.rank ? own_results(c) : borrowed_from(c, r);
+        from[r] = (attune__copy){.buffer = at.buffer, .offset = at.offset};
+    }
+    const attune__merge_splits step = {.parts = from,
+                                       .part_count = parts,
+                                       .split = d->splits,
+                                       .o = c->o,
+                                       .lse = c->lse,
+                                       .batch = d->shape.batch,
+                                       .heads = d->shape.heads,
+                                       .first_batch = heads ? 0 : c->own.first,
+                                       .first_head = heads ? c->own.first : 0,
+                                       .scale = d->shape.scale,
+                                       .has_score = d->plan->score != NULL,
+                                       .seconds = c->base.seconds ? &seconds : NULL};
+    ATTUNE__TRY(d->device->backend->merge_splits(d->merger, c->base.queue, &step, &c->base.value));
+    c->seconds += seconds;
+    return ATTUNE_OK;
+}
+
 static attune_status merge_results(call *c)
 {
     uint32_t parts = 0;
     while (parts < c->d->base.transport.size && has_keys(c, parts))
         parts++;
+    if (c->own.count && c->d->base.splits)
+        return merge_splits(c, parts);
     return c->own.count ? attune__distributed_merge(&c->base, &c->o, &c->lse, parts, result_at, c) : ATTUNE_OK;
 }
 

@@ -158,6 +158,7 @@ struct attune_distributed {
     size_t send_count, receive_count;
     attune__own_copy *own_copies; /* none: each part has its own launch */
     size_t own_copy_count;
+    uint32_t splits;          /* of decode, which stay for other ranks to merge; 0 = they are combined first */
     int64_t first_heads;      /* KV heads whose keys are sent, and computed, before the others; 0 = all at once */
     bool reads;               /* keys are not sent: a launch of this rank reads them where they are */
     attune_message *messages; /* of one exchange */

@@ -98,6 +98,7 @@ uint32_t attune__decode_step(const attune__shape *shape, uint32_t block_n);
 /* The workspace of a merge of part_count parts with results of dtype, `columns` wide: that of a launch, then o and lse
  * of the result so far if one launch does not take all parts, each at a multiple of 256. */
 #define ATTUNE__MERGE_PARTS     8
+#define ATTUNE__MERGE_SPLITS    512
 #define ATTUNE__MERGE_WORKSPACE UINT64_C(4096)
 uint64_t attune__merge_workspace(attune_dtype dtype, uint64_t rows, uint64_t columns, uint32_t part_count);
 /* The partial result of one segment: o and lse, or d_q; sized for any type that a backend writes. */

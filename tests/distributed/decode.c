@@ -11,8 +11,9 @@ typedef struct decoding {
     sharing s;
     attune_query_split split;
     int64_t chunk;
-    uint32_t other_o; /* the rank whose o has another type */
-    bool lends;       /* ranks of the CPU read each other's memory */
+    uint32_t other_o;  /* the rank whose o has another type */
+    bool lends;        /* ranks of the CPU read each other's memory */
+    uint32_t split_kv; /* of the plans; 0 = theirs */
 } decoding;
 
 /* Contiguous; nothing if a size is 0. */
@@ -68,9 +69,11 @@ static void run_rank(void *context, uint32_t rank)
                                     .score = a->score,
                                     .sinks = a->sinks.data != NULL};
     const attune_transport transport = rank_transport(&s->group, rank, s->late);
+    const attune_kernel_options options = {.struct_size = sizeof options, .any.split_kv = d->split_kv};
     const attune_decode_desc desc = {.struct_size = sizeof desc,
                                      .transport = &transport,
                                      .problem = &problem,
+                                     .options = d->split_kv ? &options : NULL,
                                      .split = d->split,
                                      .chunk = d->chunk,
                                      .lend = true};
@@ -195,6 +198,10 @@ static const attention_case cases[] = {
     {DECODE("captures", 2, 4, 2, 1, 97, 32), .score = "score + half_bias[kv] + slope[h]"},
     {DECODE("sinks", 2, 4, 2, 1, 150, 32), .sinks = true},
     {DECODE("mixed", 2, 2, 1, 1, 120, 32), .kv_dtype = ATTUNE_BF16, .o_dtype = ATTUNE_F32},
+    /* Of so many keys that those of a rank are computed in several parts. */
+    {DECODE("long", 1, 8, 2, 2, 2600, 128)},
+    {DECODE("long_batches", 3, 2, 1, 1, 2100, 64), .head_dim_v = 136},
+    {DECODE("long_drafts", 1, 4, 2, 3, 3900, 32), .score = "kv <= kv_len - q_len + q ? score : -1.0 / 0.0"},
 };
 
 Test(distributed_decode, cases)
@@ -238,11 +245,16 @@ Test(distributed_decode, repeats)
 static void run_devices_by(carrier by, const char *const *backends, uint32_t count, uint32_t calls)
 {
     static const attune_dtype dtypes[] = {ATTUNE_BF16, ATTUNE_F32, ATTUNE_F16};
-    static const int rows[] = {4, 2, 0, 1}; /* the last leaves ranks without keys */
+    static const int rows[] = {4, 2, 0, 1, 7, 8, 9, 8, 7}; /* the fourth leaves ranks without keys */
     static decoding d = {.other_o = MOST_RANKS};
     sharing_open_devices(&d.s, backends, count);
-    for (uint64_t i = 0; i < 4; i++)
+    for (uint64_t i = 0; i < sizeof rows / sizeof *rows; i++)
         run_case(&d, &cases[rows[i]], dtypes[i % 3], i == 3 ? 2 : count, 6 * i + 2, calls, by);
+    /* More parts than a thread of the merging kernel loads at first. */
+    d.split_kv = 20;
+    if (by != THROUGH_HOST)
+        run_case(&d, &cases[7], ATTUNE_BF16, count, 2, calls, by);
+    d.split_kv = 0;
     sharing_close(&d.s);
 }
 

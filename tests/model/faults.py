@@ -86,6 +86,10 @@ FAULTS = [
     # A lane leaves out the last exchange of a sum.
     ('scale=0.1 api merge/backward_cuda', 'merge.cu', 'for (int step = 16; step; step /= 2)', 'for (int step = 16; step > 1; step /= 2)', MERGE),
     ('scale=0.1 api merge/backward_cuda', 'merge.cu', 'for (int step = 1 << a.lane_bits >> 1; step; step /= 2)', 'for (int step = 1 << a.lane_bits >> 2; step; step /= 2)', MERGE),
+    # Of splits of several devices: weights before all states are there, other splits' results, and half of their sum.
+    ('distributed distributed_decode_two/model', 'merge.cu', '    __syncthreads();\n    float m = EMPTY, sum', '    float m = EMPTY, sum', SHARED),
+    ('distributed distributed_decode_two/model', 'merge.cu', 'index = split - part * a.split;', 'index = 0;', 'rank'),
+    ('distributed distributed_decode_two/model', 'merge.cu', 'i < SPLIT_WARPS; i++)\n        value', 'i < SPLIT_WARPS / 2; i++)\n        value', 'rank'),
     # ------------------------------------------------------------------------------------------------------- mask lists
     # A warp adds the others' counts before they are stored.
     ('scale=0.2 api mask_tensor/cuda', 'mask_lists.cu', '            of_warps[warp] = sum;\n        __syncthreads();', '            of_warps[warp] = sum;', SHARED),
