@@ -433,14 +433,35 @@ ROUNDED(bf16, 2)
 /* ------------------------------------------------------------------------------------------------------------- copies
  */
 
+/* Where unit i is in both tensors. Divisions of 64 bits take longer than the copy. */
+__device__ __forceinline__ void copy_find(const attune_cuda_copy &p, unsigned i, long long &from, long long &to)
+{
+    const unsigned row = divide(i, p.by_row_units), plane = divide(row, p.by_q_len), b = divide(plane, p.by_heads);
+    const long long unit = i - row * (unsigned)p.row_units, q = row - plane * (unsigned)p.q_len,
+                    h = plane - b * (unsigned)p.heads;
+    from = b * p.from_strides[0] + h * p.from_strides[1] + q * p.from_strides[2] + unit;
+    to = b * p.to_strides[0] + h * p.to_strides[1] + q * p.to_strides[2] + unit;
+}
+
+/* A thread has several units under way. */
 template <class UNIT> __device__ __forceinline__ void copy_units(const attune_cuda_copy &p)
 {
-    const long long step = (long long)gridDim.x * ATTUNE_CUDA_MERGE_THREADS;
-    for (long long i = (long long)blockIdx.x * ATTUNE_CUDA_MERGE_THREADS + threadIdx.x; i < p.units; i += step) {
-        const long long row = i / p.row_units, unit = i - row * p.row_units, plane = row / p.q_len,
-                        q = row - plane * p.q_len, b = plane / p.heads, h = plane - b * p.heads;
-        ((UNIT *)p.to)[b * p.to_strides[0] + h * p.to_strides[1] + q * p.to_strides[2] + unit] =
-            ((const UNIT *)p.from)[b * p.from_strides[0] + h * p.from_strides[1] + q * p.from_strides[2] + unit];
+    constexpr unsigned TOGETHER = 4;
+    const unsigned step = gridDim.x * ATTUNE_CUDA_MERGE_THREADS, units = (unsigned)p.units;
+    for (unsigned i = blockIdx.x * ATTUNE_CUDA_MERGE_THREADS + threadIdx.x; i < units; i += TOGETHER * step) {
+        UNIT x[TOGETHER];
+        long long to[TOGETHER];
+#pragma unroll
+        for (unsigned j = 0; j < TOGETHER; j++)
+            if (i + j * step < units) {
+                long long from;
+                copy_find(p, i + j * step, from, to[j]);
+                x[j] = ((const UNIT *)p.from)[from];
+            }
+#pragma unroll
+        for (unsigned j = 0; j < TOGETHER; j++)
+            if (i + j * step < units)
+                ((UNIT *)p.to)[to[j]] = x[j];
     }
 }
 
@@ -493,6 +514,7 @@ extern "C" __global__ void __launch_bounds__(ATTUNE_CUDA_MERGE_THREADS)
         const int split = warp + i * SPLIT_WARPS;
         early[i] = active && split < all ? split_load(a, split, from, column) : 0.0f;
     }
+#pragma unroll 1
     for (int i = threadIdx.x; i < all; i += ATTUNE_CUDA_MERGE_THREADS) {
         int index;
         const int part = split_part(a, i, index);
@@ -500,11 +522,13 @@ extern "C" __global__ void __launch_bounds__(ATTUNE_CUDA_MERGE_THREADS)
     }
     __syncthreads();
     float m = EMPTY, sum = 0.0f, value = 0.0f;
+#pragma unroll 1
     for (int i = lane; i < all; i += 32)
         m = fmaxf(m, states[i].x);
     for (int step = 1; step < 32; step *= 2)
         m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, step));
     const float base = m == EMPTY ? 0.0f : m;
+#pragma unroll 1
     for (int i = lane; i < all; i += 32)
         sum = __fmaf_rn(states[i].y, exp2_fast((states[i].x - base) * a.factor), sum);
     for (int step = 1; step < 32; step *= 2)

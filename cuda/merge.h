@@ -49,13 +49,15 @@ typedef struct attune_cuda_merge {
 /*
  * attune_copy_tensors takes an attune_cuda_copies by value. The grid has any number of CTAs of
  * ATTUNE_CUDA_MERGE_THREADS threads for each copy, the second dimension. Units are of 2, 4 or 16 bytes; a row's are
- * adjacent, and strides are in units.
+ * adjacent, and strides are in units. A copy has at most ATTUNE_CUDA_COPY_UNITS.
  */
+#define ATTUNE_CUDA_COPY_UNITS (1 << 30)
 typedef struct attune_cuda_copy {
     unsigned long long from, to;
     long long from_strides[3], to_strides[3]; /* batch, head and row */
     long long units;
     int heads, q_len, row_units;
+    attune_cuda_divisor by_heads, by_q_len, by_row_units;
 } attune_cuda_copy;
 
 typedef struct attune_cuda_copies {

@@ -312,6 +312,9 @@ static attune_cuda_copy describe_copy(const attune__copied *part, uint32_t unit)
                           .q_len = (int)size[2],
                           .row_units = (int)(size[3] * element / unit)};
     c.units = size[0] * size[1] * size[2] * c.row_units;
+    c.by_heads = divisor(size[1]);
+    c.by_q_len = divisor(size[2]);
+    c.by_row_units = divisor(c.row_units);
     for (int i = 0; i < 3; i++) {
         c.from_strides[i] = part->from.stride[i] * element / unit;
         c.to_strides[i] = part->to.stride[i] * element / unit;
@@ -332,6 +335,10 @@ attune_status attune__cuda_copy_tensors(const attune__program *program, attune_q
     int64_t blocks = 1;
     for (uint32_t i = 0; i < count; i++) {
         arguments.parts[i] = describe_copy(&parts[i], (uint32_t)arguments.unit);
+        if (arguments.parts[i].units > ATTUNE_CUDA_COPY_UNITS)
+            return attune__fail(ATTUNE_UNSUPPORTED,
+                                "a copy has %lld units of %d bytes, expected at most %d: cut the batch",
+                                (long long)arguments.parts[i].units, arguments.unit, ATTUNE_CUDA_COPY_UNITS);
         const int64_t wanted = (arguments.parts[i].units + ATTUNE_CUDA_MERGE_THREADS - 1) / ATTUNE_CUDA_MERGE_THREADS;
         blocks = wanted > blocks ? wanted : blocks;
     }
