@@ -143,6 +143,11 @@ __device__ float attune_score_of(ATTUNE_PAIR, ATTUNE_OF_TERMS ATTUNE_SYMBOLS);
 #define ATTUNE_HAVE_SCORE_NEAR 0
 __device__ float attune_score_near(ATTUNE_PAIR ATTUNE_SYMBOLS);
 #endif
+#ifdef ATTUNE_NEAR_SINES
+#define ATTUNE_SINES_ARE_NEAR 1
+#else
+#define ATTUNE_SINES_ARE_NEAR 0
+#endif
 #ifdef ATTUNE_SCORE_NEAR
 #define ATTUNE_SCORE_NEAR_BOUNDED 1
 #else
@@ -274,6 +279,7 @@ struct config {
     static constexpr int SLOPE_KEYS = ATTUNE_SLOPE_KEYS, SLOPE_ROWS = ATTUNE_SLOPE_ROWS;
     /* The near-zero form: it holds for every product, or if bounded for those of at most SCORE_NEAR in magnitude. */
     static constexpr bool HAVE_SCORE_NEAR = ATTUNE_HAVE_SCORE_NEAR, SCORE_NEAR_BOUNDED = ATTUNE_SCORE_NEAR_BOUNDED;
+    static constexpr bool NEAR_SINES = ATTUNE_SINES_ARE_NEAR; /* it has sines without branches */
 #if ATTUNE_SCORE_NEAR_BOUNDED
     static constexpr float SCORE_NEAR = ATTUNE_SCORE_NEAR;
 #else

@@ -176,6 +176,11 @@ ATTUNE_FUNCTION float attune_cos(float x)
     float rest = attune_reduce_angle(x, &quarter);
     return attune_sine_series(rest, quarter + 1);
 }
+/* For |x| at most pi / 2. */
+ATTUNE_FUNCTION float attune_sin_small(float x)
+{
+    return attune_sin(x);
+}
 ATTUNE_FUNCTION float attune_pow(float x, float y)
 {
     return powf(x, y);
@@ -259,6 +264,21 @@ ATTUNE_FUNCTION float attune_sine_between(float x, bool half)
     float p = __fmaf_rn(__fmaf_rn(__fmaf_rn(y, 2.60578021e-6f, -1.98096027e-4f), y, 8.33306624e-3f), y, -0.166666596f);
     r = __fmaf_rn(p * y, r, r);
     return __int_as_float(__float_as_int(r) ^ sign);
+}
+/* In near-zero forms, whose arguments are within that limit, or within pi / 2. */
+ATTUNE_FUNCTION float attune_near_sin(float x)
+{
+    return attune_sine_between(x, false);
+}
+ATTUNE_FUNCTION float attune_near_cos(float x)
+{
+    return attune_sine_between(x, true);
+}
+ATTUNE_FUNCTION float attune_near_sin_small(float r)
+{
+    float y = r * r;
+    float p = __fmaf_rn(__fmaf_rn(__fmaf_rn(y, 2.60578021e-6f, -1.98096027e-4f), y, 8.33306624e-3f), y, -0.166666596f);
+    return __fmaf_rn(p * y, r, r);
 }
 ATTUNE_FUNCTION float attune_fast_sin(float x)
 {

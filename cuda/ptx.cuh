@@ -83,12 +83,11 @@ __device__ __forceinline__ float reciprocal_fast(float x)
     return y;
 }
 
-/* Within 2 ulp. */
+/* Within 2 ulp: as div.full.f32, whose scale and reciprocal are not shared by quotients with the same divisor. */
 __device__ __forceinline__ float divide_fast(float x, float y)
 {
-    float z;
-    asm("div.full.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
-    return z;
+    float scale = fabsf(y) > 0x1p126f ? 0.25f : fabsf(y) < 0x1p-126f ? 0x1p24f : 1.0f;
+    return x * scale * reciprocal_fast(y * scale);
 }
 
 /* Within 3 ulp. */

@@ -312,6 +312,11 @@ apply_score_and_mask(float (&s)[COUNT], const attune_cuda_arguments &a, const ti
                 if (near_zero(chunk, a.scale))
                     apply_score_terms<config::HAVE_SCORE_NEAR>(chunk, a, p, row, column + columns, rows,
                                                                terms + columns * 4);
+                else if constexpr (config::NEAR_SINES) /* long and seldom */
+                    rotate_chunks<forward::CHUNK>(chunk, [&](float(&few)[forward::CHUNK], int more) {
+                        apply_score_terms<false>(few, a, p, row, column + columns + more, rows,
+                                                 terms + (columns + more) * 4);
+                    });
                 else
                     apply_score_terms<false>(chunk, a, p, row, column + columns, rows, terms + columns * 4);
             } else {

@@ -302,14 +302,16 @@ attune_status attune__cuda_compile(const attune__host *host, const attune__cuda_
  * specialisation
  */
 
+/* made: the functions that compute the terms are in the text already. */
 static void add_terms(const attune_expr *expr, uint32_t root, const char *name, const char *macro,
-                      const attune__terms *terms, attune__text *text)
+                      const attune__terms *terms, bool made, attune__text *text)
 {
     char of[32];
     if (!terms->key_count && !terms->row_count)
         return;
     snprintf(of, sizeof of, "%s_of", name);
-    attune__ctext_terms(expr, name, terms, text);
+    if (!made)
+        attune__ctext_terms(expr, name, terms, text);
     attune__ctext_with_terms(expr, root, of, terms, text);
     attune__text_add(text, "#define ATTUNE_%s_KEYS %u\n#define ATTUNE_%s_ROWS %u\n", macro, terms->key_count, macro,
                      terms->row_count);
@@ -326,7 +328,7 @@ static attune_status add_mask(const attune__program_desc *desc, attune__text *te
 {
     const attune__variant *v = desc->variant;
     ATTUNE__TRY(attune__ctext_function(desc->mask, "attune_mask", text));
-    add_terms(desc->mask, desc->mask->node_count - 1, "attune_mask", "MASK", &v->mask, text);
+    add_terms(desc->mask, desc->mask->node_count - 1, "attune_mask", "MASK", &v->mask, false, text);
     if (v->row_intervals)
         attune__ctext_rows(desc->mask, "attune_mask_range", text);
     if (v->key_intervals)
@@ -338,17 +340,29 @@ static attune_status add_score_text(const attune__program_desc *desc, attune__te
 {
     const attune__variant *v = desc->variant;
     ATTUNE__TRY(attune__ctext_function(desc->score, "attune_score", text));
-    add_terms(desc->score, desc->score->node_count - 1, "attune_score", "SCORE", &v->score, text);
+    add_terms(desc->score, desc->score->node_count - 1, "attune_score", "SCORE", &v->score, v->exact_terms, text);
     if (desc->gradient) {
         attune__ctext_gradient(desc->gradient, text);
-        add_terms(desc->gradient->expr, desc->gradient->score, "attune_score_slope", "SLOPE", &v->slope, text);
+        add_terms(desc->gradient->expr, desc->gradient->score, "attune_score_slope", "SLOPE", &v->slope, false, text);
     }
     return ATTUNE_OK;
+}
+
+/* Replaces a function by another in the text that follows. */
+static void replace_function(attune__text *text, const char *name, const char *by)
+{
+    attune__text_add(text, "#undef attune_%s\n#define attune_%s attune_%s\n", name, name, by);
 }
 
 static void add_score_near(const attune__program_desc *desc, attune__text *text)
 {
     const attune__variant *v = desc->variant;
+    if (v->near_sines) {
+        replace_function(text, "sin", "near_sin");
+        replace_function(text, "cos", "near_cos");
+        replace_function(text, "sin_small", "near_sin_small");
+        attune__text_add(text, "#define ATTUNE_NEAR_SINES 1\n");
+    }
     attune__ctext_near(desc->score, "attune_score_near", NULL, text);
     if (v->score.key_count || v->score.row_count)
         attune__ctext_near(desc->score, "attune_score_near_of", &v->score, text);
@@ -403,6 +417,8 @@ static attune_status add_mods(const attune__program_desc *desc, attune__text *te
     if (desc->mask)
         ATTUNE__TRY(add_mask(desc, text));
     /* After the mask, which always uses the exact functions. */
+    if (desc->score && desc->variant->exact_terms)
+        attune__ctext_terms(desc->score, "attune_score", &desc->variant->score, text);
     if (desc->score)
         add_fast_functions(desc, text);
     if (desc->choice->approximate_tanh)

@@ -32,14 +32,17 @@ static bool meets_edge(const attune_expr *score, const attune__node *node, const
            !(divides && bounds[operand].fhi < 0);
 }
 
-/* Whether the result is continuous in those of its functions and divisions, if it has any. */
-static bool is_continuous(const attune_expr *expr, bool *functions)
+/* Whether the result is continuous in those of its functions and divisions, if it has any. skipped: parts that have
+ * none that count; may be NULL. */
+static bool is_continuous(const attune_expr *expr, const bool *skipped, bool *functions)
 {
     attune__interval bounds[ATTUNE_EXPR_MAX_NODES];
-    bool rounded[ATTUNE_EXPR_MAX_NODES];
+    bool rounded[ATTUNE_EXPR_MAX_NODES] = {false};
     *functions = false;
     attune__ctext_bounds(expr, bounds);
     for (uint32_t n = 0; n < expr->node_count; n++) {
+        if (skipped && skipped[n])
+            continue;
         const attune__node *node = &expr->nodes[n];
         const bool steps = (node->op >= ATTUNE__OP_EQ && node->op <= ATTUNE__OP_LE) || node->op == ATTUNE__OP_FLOOR ||
                            node->op == ATTUNE__OP_CEIL || node->op == ATTUNE__OP_MOD;
@@ -59,7 +62,33 @@ static bool is_continuous(const attune_expr *expr, bool *functions)
 bool attune__is_smooth(const attune_expr *score)
 {
     bool functions;
-    return is_continuous(score, &functions) && functions;
+    return is_continuous(score, NULL, &functions) && functions;
+}
+
+/* The same of what is not in the terms, which are computed by exact functions. */
+static bool is_smooth_outside(const attune_expr *score, const attune__terms *terms)
+{
+    const uint32_t root = score->node_count - 1;
+    bool needed[ATTUNE_EXPR_MAX_NODES], skipped[ATTUNE_EXPR_MAX_NODES], functions;
+    attune__ctext_needed(score, &root, 1, terms, needed);
+    for (uint32_t n = 0; n < score->node_count; n++)
+        skipped[n] = !needed[n];
+    for (uint32_t i = 0; i < terms->key_count; i++)
+        skipped[terms->keys[i]] = true;
+    for (uint32_t i = 0; i < terms->row_count; i++)
+        skipped[terms->rows[i]] = true;
+    return is_continuous(score, skipped, &functions) && functions;
+}
+
+static bool has_product_functions(const attune_expr *score)
+{
+    bool has = false;
+    for (uint32_t n = 0; n < score->node_count; n++) {
+        const attune__node *node = &score->nodes[n];
+        const bool divides = node->op == ATTUNE__OP_DIV && score->nodes[node->arg[1]].op != ATTUNE__OP_CONST;
+        has = has || ((node->op >= ATTUNE__OP_EXP || divides) && node->uses & 1u << ATTUNE__VAR_SCORE);
+    }
+    return has;
 }
 
 static attune__value_analysis analyse_value(const attune_expr *expr, uint32_t root)
@@ -71,6 +100,8 @@ static attune__value_analysis analyse_value(const attune_expr *expr, uint32_t ro
     a.weight = attune__expr_weight(expr, root, ATTUNE__FORM_EXACT, terms);
     a.near_weight = attune__expr_weight(expr, root, ATTUNE__FORM_NEAR, terms);
     a.fast_weight = attune__expr_weight(expr, root, ATTUNE__FORM_FAST, terms);
+    a.sines_weight = attune__expr_weight(expr, root, ATTUNE__FORM_SINES, terms);
+    a.near_sines = attune__sine_limit(expr, terms);
     return a;
 }
 
@@ -86,10 +117,12 @@ attune__analysis attune__analyse(const attune_expr *mask, const attune_expr *sco
         a.sloped = attune__linear_has_slope(score);
         a.reads_pairs = attune__expr_reads_pairs(score);
         a.smooth = attune__is_smooth(score);
+        a.smooth_pairs = is_smooth_outside(score, &a.score.terms[ATTUNE__ONE_HEAD]);
+        a.product_functions = has_product_functions(score);
     }
     if (gradient) {
         bool functions;
-        a.smooth_slope = a.smooth && is_continuous(gradient->expr, &functions);
+        a.smooth_slope = a.smooth && is_continuous(gradient->expr, NULL, &functions);
         a.slope = analyse_value(gradient->expr, gradient->score);
         a.capture_reads = gradient->read_count;
         a.uniform_reads = attune__gradient_uniform_reads(gradient);

@@ -44,8 +44,11 @@ typedef struct attune__value_analysis {
     attune__terms terms[2];
     /* The bound on |product| of the near-zero form, a cheaper equivalent; infinity = for all products; 0 = none. */
     float near;
-    /* Estimated instructions per pair: of the plain form, of the near-zero form, and with approximate functions. */
-    uint32_t weight, near_weight, fast_weight;
+    float near_sines; /* likewise of a form whose approximate sines and cosines have small arguments, for q and kv below
+                         2^23; 0 if there are none outside of the terms */
+    /* Estimated instructions per pair: of the plain form, of the near-zero form, with approximate functions, and with
+     * sines of small arguments as well. */
+    uint32_t weight, near_weight, fast_weight, sines_weight;
 } attune__value_analysis;
 
 typedef struct attune__analysis {
@@ -56,6 +59,8 @@ typedef struct attune__analysis {
     bool linear;            /* the score is factor * product + base + slope * (kv - origin), of terms of the row */
     bool sloped;            /* it is linear, and depends on kv */
     bool smooth;            /* its functions may be approximate (attune__is_smooth) */
+    bool smooth_pairs;      /* so may those outside of the terms of one head's tile */
+    bool product_functions; /* a function or quotient depends on the product */
     bool smooth_slope;      /* so may those of its derivatives */
     bool reads_pairs;       /* it reads captures at indices that depend on both q and kv, or on the product */
     uint32_t capture_reads; /* with a gradient, in backward; uniform_reads: among them */

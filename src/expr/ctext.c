@@ -239,15 +239,21 @@ static bool is_leaf(const attune__node *node)
     return node->op == ATTUNE__OP_CONST || node->op == ATTUNE__OP_VAR;
 }
 
-void attune__ctext_bounds(const attune_expr *expr, attune__interval *bounds)
+static void find_bounds(const attune_expr *expr, int32_t most, attune__interval *bounds)
 {
     attune__box box;
     for (int i = 0; i < ATTUNE__VAR_COUNT; i++)
         box.var[i] = (attune__interval){.lo = i == ATTUNE__VAR_Q_LEN || i == ATTUNE__VAR_KV_LEN, .hi = INT32_MAX};
+    box.var[ATTUNE__VAR_Q].hi = box.var[ATTUNE__VAR_KV].hi = most;
     if (expr->ragged)
         box.var[ATTUNE__VAR_Q].lo = -INT32_MAX;
     box.var[ATTUNE__VAR_SCORE] = (attune__interval){.flo = -INFINITY, .fhi = INFINITY, .may_nan = true};
     attune__expr_bounds(expr, NULL, NULL, &box, bounds);
+}
+
+void attune__ctext_bounds(const attune_expr *expr, attune__interval *bounds)
+{
+    find_bounds(expr, INT32_MAX, bounds);
 }
 
 void attune__ctext_declare_row(const attune_expr *expr, attune__text *text)
@@ -415,12 +421,43 @@ float attune__near_limit(const attune_expr *expr)
     return cheaper ? limit : 0;
 }
 
+float attune__sine_limit(const attune_expr *expr, const attune__terms *terms)
+{
+    attune__interval bounds[ATTUNE_EXPR_MAX_NODES];
+    bool needed[ATTUNE_EXPR_MAX_NODES];
+    const uint32_t root = expr->node_count - 1;
+    uint32_t index;
+    float limit = 0, factor;
+    find_bounds(expr, 1 << 23, bounds);
+    attune__ctext_needed(expr, &root, 1, terms, needed);
+    for (uint32_t n = 0; n < expr->node_count; n++) {
+        const attune__node *node = &expr->nodes[n];
+        if (!needed[n] || (node->op != ATTUNE__OP_SIN && node->op != ATTUNE__OP_COS) ||
+            is_term(terms->keys, terms->key_count, n, &index) || is_term(terms->rows, terms->row_count, n, &index))
+            continue;
+        const attune__interval *of = &bounds[node->arg[0]];
+        const bool always = of->flo >= -ATTUNE__SINE_LIMIT && of->fhi <= ATTUNE__SINE_LIMIT;
+        const float own =
+            always ? INFINITY : near_limit(expr, node->arg[0], bounds, &factor) * (2 * ATTUNE__SINE_LIMIT);
+        if (own == 0)
+            return 0;
+        limit = limit == 0 || own < limit ? own : limit;
+    }
+    return limit;
+}
+
+/* Whether a node is the sine of what is at most pi / 2 in magnitude. */
+static bool is_small_sine(const attune__node *node, const attune__interval *bounds)
+{
+    return node->op == ATTUNE__OP_SIN && bounds[node->arg[0]].flo >= -1.57f && bounds[node->arg[0]].fhi <= 1.57f;
+}
+
 static void near_text(const attune_expr *expr, uint32_t root, const char *name, const attune__terms *terms,
                       attune__text *text)
 {
     attune__interval bounds[ATTUNE_EXPR_MAX_NODES];
     bool needed[ATTUNE_EXPR_MAX_NODES];
-    char literal[ATTUNE__FLOAT_TEXT];
+    char literal[ATTUNE__FLOAT_TEXT], argument[NAME_SIZE];
     float factor;
     attune__ctext_bounds(expr, bounds);
     attune__ctext_needed(expr, &root, 1, terms, needed);
@@ -432,6 +469,9 @@ static void near_text(const attune_expr *expr, uint32_t root, const char *name, 
         const char *distance = float_of_kv(expr, node);
         if (distance) {
             attune__text_add(text, "    const float t%u = %s;\n", n, distance);
+        } else if (is_small_sine(node, bounds)) {
+            attune__text_add(text, "    const float t%u = attune_sin_small(%s);\n", n,
+                             attune__ctext_operand(expr, node->arg[0], argument));
         } else if (node->op != ATTUNE__OP_TANH) {
             attune__ctext_declare(expr, n, bounds, text);
         } else {

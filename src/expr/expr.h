@@ -239,6 +239,10 @@ bool attune__linear_has_slope(const attune_expr *score);
 bool attune__is_soft_cap(const attune_expr *score, float *inner, float *outer);
 /* The largest |score| for which the near-zero form (attune__ctext_near) is valid; infinity: always; 0: never. */
 float attune__near_limit(const attune_expr *expr);
+/* The largest |score| for which the arguments of all sines and cosines outside of the terms are at most
+ * ATTUNE__SINE_LIMIT where q and kv are below 2^23; infinity: always; 0: it is not known, or there are none. */
+#define ATTUNE__SINE_LIMIT 4194304.0f
+float attune__sine_limit(const attune_expr *expr, const attune__terms *terms);
 
 /* Whether the score has functions or divisions and is continuous in their results, so that those may be approximate:
  * none is compared, rounded to an integer, the operand of a remainder, or near the edge of a function's domain. */
@@ -248,7 +252,8 @@ bool attune__is_smooth(const attune_expr *score);
 typedef enum attune__form {
     ATTUNE__FORM_EXACT,
     ATTUNE__FORM_NEAR, /* tanh is a polynomial */
-    ATTUNE__FORM_FAST  /* functions need not have all digits of float32 */
+    ATTUNE__FORM_FAST, /* functions need not have all digits of float32 */
+    ATTUNE__FORM_SINES /* nor have sines and cosines arguments past ATTUNE__SINE_LIMIT */
 } attune__form;
 /* terms: those that read no capture count as one each; NULL = none. */
 uint32_t attune__expr_weight(const attune_expr *expr, uint32_t root, attune__form form, const attune__terms *terms);

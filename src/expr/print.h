@@ -41,9 +41,9 @@ void attune__ctext_with_terms(const attune_expr *expr, uint32_t root, const char
 /*
  * The near-zero form of a score: cheaper than that of attune__ctext_function, and valid only for |score| <=
  * attune__near_limit. tanh of a score times or divided by a constant becomes attune_tanh_near, which need be accurate
- * only for |x| <= 0.5. Conversions of kv, kv - q and q - kv to float become ATTUNE_FLOAT_KV, ATTUNE_FLOAT_KV_Q and
- * ATTUNE_FLOAT_Q_KV, which a kernel may compute by float additions where lengths are below 2^23. With terms, the
- * function takes their values.
+ * only for |x| <= 0.5, and a sine whose argument is between -1.57 and 1.57 attune_sin_small. Conversions of kv, kv - q
+ * and q - kv to float become ATTUNE_FLOAT_KV, ATTUNE_FLOAT_KV_Q and ATTUNE_FLOAT_Q_KV, which a kernel may compute by
+ * float additions where lengths are below 2^23. With terms, the function takes their values.
  */
 void attune__ctext_near(const attune_expr *expr, const char *name, const attune__terms *terms, attune__text *text);
 

@@ -5,7 +5,7 @@
 #include "expr/print.h"
 
 /* The weight of the functions without all digits (cuda/prelude.cuh); 0 = there is none. */
-static uint32_t fast_weight_of(const attune_expr *expr, const attune__node *node)
+static uint32_t fast_weight_of(const attune_expr *expr, const attune__node *node, attune__form form)
 {
     switch ((attune__op)node->op) {
     case ATTUNE__OP_DIV:
@@ -22,6 +22,9 @@ static uint32_t fast_weight_of(const attune_expr *expr, const attune__node *node
         return 4;
     case ATTUNE__OP_TANH:
         return 12;
+    case ATTUNE__OP_SIN:
+    case ATTUNE__OP_COS:
+        return form == ATTUNE__FORM_SINES ? 13 : 0;
     default:
         return 0;
     }
@@ -39,11 +42,12 @@ static bool is_root(const attune_expr *expr, const attune__node *node)
 /* Instructions of NVIDIA's exact functions, including rare branches; other operations take one or two. */
 static uint32_t weight_of(const attune_expr *expr, const attune__node *node, attune__form form)
 {
-    const bool integer = node->type == ATTUNE__INT, near = form == ATTUNE__FORM_NEAR;
+    const bool integer = node->type == ATTUNE__INT, near = form == ATTUNE__FORM_NEAR,
+               fast = form == ATTUNE__FORM_FAST || form == ATTUNE__FORM_SINES;
     if (is_root(expr, node))
-        return form == ATTUNE__FORM_FAST ? 5 : 20;
-    if (form == ATTUNE__FORM_FAST && fast_weight_of(expr, node))
-        return fast_weight_of(expr, node);
+        return fast ? 5 : 20;
+    if (fast && fast_weight_of(expr, node, form))
+        return fast_weight_of(expr, node, form);
     switch ((attune__op)node->op) {
     case ATTUNE__OP_CONST:
     case ATTUNE__OP_VAR:

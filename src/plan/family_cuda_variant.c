@@ -44,6 +44,18 @@ static uint32_t pair_weight(const attune__value_analysis *value, bool polynomial
     return fast && value->fast_weight < weight ? value->fast_weight : weight;
 }
 
+/* On Hopper, forward: approximate functions beside terms of a row or key that have exact ones, and sines and cosines
+ * without branches, where their arguments are small. */
+static void choose_functions(const attune__analysis *e, bool narrow, bool exact, attune__variant *variant)
+{
+    variant->exact_terms =
+        narrow && !e->smooth && e->smooth_pairs && variant->score.key_count + variant->score.row_count > 0;
+    variant->fast_functions = variant->fast_functions || variant->exact_terms;
+    variant->near_sines = variant->fast_functions && exact && e->score.near_sines > 0;
+    if (variant->near_sines && (variant->near == 0 || e->score.near_sines < variant->near))
+        variant->near = e->score.near_sines;
+}
+
 static void choose_score(const attune__shape *s, const attune_plan_choice *choice, const attune__cuda_traits *traits,
                          attune__variant *variant)
 {
@@ -73,10 +85,14 @@ static void choose_score(const attune__shape *s, const attune_plan_choice *choic
     variant->linear = exact && e->linear;
     if (exact && !choice->approximate_tanh)
         variant->near = back && e->slope.near < e->score.near ? e->slope.near : e->score.near;
+    if (!back && traits->score_rows && !choice->approximate_tanh)
+        choose_functions(e, s->k_dtype != ATTUNE_F32, exact, variant);
     variant->near_reads = back && traits->near_reads && variant->near > 0;
     /* With a near-zero form the exact form is in a loop anyway, and a soft-cap has its own code. */
     const bool polynomials = variant->near > 0 && isfinite(variant->near);
     uint32_t weight = pair_weight(&e->score, polynomials, variant->fast_functions);
+    if (variant->near_sines && e->score.sines_weight < weight)
+        weight = e->score.sines_weight;
     if (back)
         weight += pair_weight(&e->slope, polynomials, variant->fast_functions);
     /* The values that all pairs of a thread read do not fit the registers at once. Nor, beside the accumulators of
@@ -115,7 +131,10 @@ static void choose_tma_forward(const attune__shape *s, const attune_plan_choice 
             choice->block_n % 128 == 0)
             variant->first_score_chunk =
                 d <= 64 && dv <= 64 && !variant->score.key_count ? 4 * SMALL_CHUNK : 2 * SMALL_CHUNK;
-        if (variant->score_chunks || (variant->fast_functions && !variant->soft_cap))
+        /* Those of functions that do not depend on the product do not, but with narrow heads. */
+        const bool all = !s->expr.product_functions && !wide && d > 64 && dv > 64 && choice->block_m == 128 &&
+                         !variant->score.key_count && (isinf(variant->near) || variant->near == 0);
+        if (variant->score_chunks || (variant->fast_functions && !variant->soft_cap && !all))
             variant->score_chunk = variant->first_score_chunk;
     }
     /* All elements of a tile at once spill. */

@@ -125,7 +125,9 @@ typedef struct attune__variant {
     bool key_intervals; /* backward: a key's rows too */
     bool soft_cap, linear;
     bool fast_functions; /* the score's functions need not have all digits of float32 */
+    bool exact_terms;    /* ... but those of its terms have */
     float near;          /* the bound on |product| of the score's near-zero form; infinity = all, 0 = none */
+    bool near_sines;     /* the arguments of its approximate sines and cosines are small too */
     bool near_reads;     /* backward: the derivatives of capture reads have it too */
     bool mask_chunks,
         score_chunks;   /* loops over a thread's pairs are unrolled in chunks only, to limit register pressure */
