@@ -297,7 +297,7 @@ apply_score_and_mask(float (&s)[COUNT], const attune_cuda_arguments &a, const ti
     int column = kv + forward::first_column();
     row_terms rows[THREAD_ROWS];
     if constexpr (KEY_TERMS + config::SCORE_ROWS > 0) {
-        if (!KEY_TERMS || has_terms(a, flags))
+        if (config::SCORE_ROWS || has_terms(a, flags))
 #pragma unroll
             for (int half = 0; half < THREAD_ROWS; half++)
                 row_terms_make(rows[half], a, {p.b, p.h, p.h_kv, row + half * 8}, flags & TILE_PARTIAL);

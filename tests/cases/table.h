@@ -189,4 +189,5 @@ ROW(sorted_bias,            1, 1, 4, 2, 200, 200,  64,  0, .mask = "abs(q % 16 -
 ROW(sine_of_cosine,         2, 2, 2, 2, 300, 300, 128,  0, .score = "sin(cos(3 * score)) + sin(b) / cos(b) + 0.3 * sin(0.1 * (q - kv)) * cos(0.03 * kv)")
 ROW(sine_of_large,          1, 1, 2, 2, 260, 260,  64,  0, .mask = CAUSAL, .score = "score + 0.001 * sin(4000000.0 * score)")
 ROW(gauss_of_head,          1, 1, 2, 2, 260, 260, 128,  0, .score = "score - 0.5 * ((q - kv) / (slope[h] + 8.0)) * ((q - kv) / (slope[h] + 8.0)) + slope[h] * exp(-abs(slope[h]) * 0.01 * (q - kv) * (q - kv))")
+ROW(rows_beside_a_mask,     1, 1, 2, 2, 200, 300,  64,  0, .mask = "docs[b, kv] != 2", .score = "score - slope[h] * abs(q - kv)")
 /* clang-format on */
