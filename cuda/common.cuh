@@ -43,7 +43,8 @@ __device__ __forceinline__ constexpr int round_up(int value, int multiple)
 }
 
 /* The parameters of the layout of shared memory (layout_sm80.h, layout_sm90.h). */
-constexpr attune_cuda_tile TILE = {sizeof(element), HEAD_DIM, HEAD_DIM_V, BLOCK_M, BLOCK_N, WARPS, STAGES, KEY_TERMS};
+constexpr attune_cuda_tile TILE = {
+    sizeof(element), HEAD_DIM, HEAD_DIM_V, BLOCK_M, BLOCK_N, WARPS, STAGES, KEY_TERMS, 0, 0, 0, 0, config::SCORE_TILE};
 
 /* Whether a layout has the size that the planner computed and the launch requests. */
 __device__ constexpr bool planned(u32 size)

@@ -153,7 +153,14 @@ __device__ float attune_score_near(ATTUNE_PAIR ATTUNE_SYMBOLS);
 #else
 #define ATTUNE_SCORE_NEAR_BOUNDED 0
 #endif
-#if !ATTUNE_HAVE_SCORE_NEAR || !(ATTUNE_SCORE_KEYS + ATTUNE_SCORE_ROWS)
+#ifndef ATTUNE_SCORE_TILE
+#define ATTUNE_SCORE_TILE 0
+__device__ attune_capture_row attune_score_tile_row(ATTUNE_ROW ATTUNE_SYMBOLS);
+__device__ bool attune_score_tile_aligned(const attune_cuda_symbol *symbols);
+__device__ long long attune_score_tile_stride(const attune_cuda_symbol *symbols);
+__device__ int attune_score_tile_value(unsigned bits);
+#endif
+#if !ATTUNE_HAVE_SCORE_NEAR || !(ATTUNE_SCORE_KEYS + ATTUNE_SCORE_ROWS + ATTUNE_SCORE_TILE)
 __device__ float attune_score_near_of(ATTUNE_PAIR, ATTUNE_OF_TERMS ATTUNE_SYMBOLS);
 #endif
 #ifndef ATTUNE_HAVE_LINEAR_SCORE
@@ -277,6 +284,7 @@ struct config {
     static constexpr bool HAVE_SCORE = ATTUNE_HAVE_SCORE, HAVE_SCORE_SLOPE = ATTUNE_HAVE_SCORE_SLOPE;
     static constexpr int SCORE_KEYS = ATTUNE_SCORE_KEYS, SCORE_ROWS = ATTUNE_SCORE_ROWS;
     static constexpr int SLOPE_KEYS = ATTUNE_SLOPE_KEYS, SLOPE_ROWS = ATTUNE_SLOPE_ROWS;
+    static constexpr unsigned SCORE_TILE = ATTUNE_SCORE_TILE; /* bytes of a pair's element of the tile of a capture */
     /* The near-zero form: it holds for every product, or if bounded for those of at most SCORE_NEAR in magnitude. */
     static constexpr bool HAVE_SCORE_NEAR = ATTUNE_HAVE_SCORE_NEAR, SCORE_NEAR_BOUNDED = ATTUNE_SCORE_NEAR_BOUNDED;
     static constexpr bool NEAR_SINES = ATTUNE_SINES_ARE_NEAR; /* it has sines without branches */

@@ -77,6 +77,7 @@ struct forward_config {
     static constexpr u32 K_OFFSET = LAYOUT.k, V_OFFSET = LAYOUT.v, CONTROL_OFFSET = LAYOUT.control;
     static constexpr u32 O_OFFSET = LAYOUT.o, O_TILE_BYTES = ATTUNE_CUDA_SM100_O_TILE;
     static constexpr u32 ROWS_OFFSET = LAYOUT.rows, KEY_TERMS_OFFSET = LAYOUT.key_terms;
+    static constexpr u32 CAPTURE_TILES_OFFSET = 0, CAPTURE_PITCH = 0, CAPTURE_STAGE = 0; /* none */
     static constexpr int S_BUFFERS = LAYOUT.s_buffers;
     static constexpr u32 P_COLUMN = LAYOUT.p_column; /* of P, where it has columns of its own */
     static constexpr int TMEM_COLUMNS = (int)LAYOUT.columns;

@@ -219,7 +219,7 @@ __device__ __forceinline__ float modify_s(u32 s, const attune_cuda_arguments &a,
         load_s(x, at);
         if (modified) {
             apply_score_and_mask<false>(x, a, p, kv + load * sm100::LOAD_COLUMNS, flags, row, linear_scores, linear,
-                                        terms + (u32)(load * sm100::LOAD_COLUMNS * 4));
+                                        staged_terms{terms + (u32)(load * sm100::LOAD_COLUMNS * 4), 0});
             __syncwarp();
             store_s(at, x);
         }

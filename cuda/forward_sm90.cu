@@ -468,6 +468,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             pipeline_init<&key_terms_control::terms>(t, i, sm90::SCAN_WARPS * ARRIVALS, sm90::GROUPS * 4 * ARRIVALS);
         fence_barrier_init();
     }
+    if (config::SCORE_TILE && threadIdx.x == 0) {
+        capture_tiles_control &t = *(capture_tiles_control *)(memory + sm90::CAPTURE_TILES_OFFSET);
+        for (int i = 0; i < STAGES; i++)
+            pipeline_init<&capture_tiles_control::tiles>(t, i, sm90::SCAN_THREADS, sm90::GROUPS * 4 * ARRIVALS);
+        fence_barrier_init();
+    }
     __syncthreads();
     if (threadIdx.x < 128) {
         registers_release<sm90::PRODUCER_REGISTERS>();

@@ -20,6 +20,7 @@ typedef struct attune_cuda_tile {
     unsigned key_terms;                     /* words that each key of a tile has of the expressions (terms.cuh) */
     unsigned q_parts, k_factors, v_factors; /* over a cache: operands of a row of Q, factors of a row of K and of V */
     unsigned shares;                        /* likewise: 1 = the tile may have rows of several sequences */
+    unsigned capture_tile;                  /* bytes of the element that each pair of a tile has of a capture */
 } attune_cuda_tile;
 
 ATTUNE_CUDA_LAYOUT unsigned attune_cuda_round_up(unsigned value, unsigned multiple)

@@ -53,6 +53,10 @@ static_assert(sizeof(control) <= forward::LAYOUT.control_bytes);
 struct key_terms_control {
     pipeline<STAGES> terms; /* with k's stages */
 };
+/* After these, with a tile of a capture: this, then [STAGES][BLOCK_M][BLOCK_N + 8] elements. */
+struct capture_tiles_control {
+    pipeline<STAGES> tiles; /* with k's stages */
+};
 /* Whether a key tile has terms. The mask's are used only in partial blocks, and only where its rows have no ranges. */
 __device__ __forceinline__ bool has_terms(const attune_cuda_arguments &a, int flags)
 {

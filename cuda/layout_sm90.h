@@ -10,12 +10,14 @@
 
 /*
  * Q[B][M][D], K[S][N][D], V[S][N][Dv], the pipelines' barriers with the tile descriptors, and with T terms of a key
- * their barriers and terms[S][T][N] words. B = 2 for narrow heads: the next query tile's Q loads while this one is
+ * their barriers and terms[S][T][N] words, and with a tile of a capture its barriers and [S][M][N + 8] elements: the
+ * eight spread a warp's reads over the banks. B = 2 for narrow heads: the next query tile's Q loads while this one is
  * computed.
  */
 typedef struct attune_cuda_forward_tma_layout {
-    unsigned q, k, v, control, key_terms;
+    unsigned q, k, v, control, key_terms, capture_tiles;
     unsigned q_buffers, q_buffer, k_stage, v_stage, terms_stage; /* their number; bytes of one */
+    unsigned capture_pitch, capture_stage;                       /* bytes of a row, and of a stage */
     unsigned control_bytes;
     unsigned size;
     /* Of layout_sm100.h: tiles of O, their number, and words of rows; buffers of S, columns of tensor memory. */
@@ -38,7 +40,10 @@ ATTUNE_CUDA_LAYOUT attune_cuda_forward_tma_layout attune_cuda_forward_tma(attune
     l.v = l.k + t.stages * l.k_stage;
     l.control = l.v + t.stages * l.v_stage;
     l.key_terms = l.control + l.control_bytes;
-    l.size = l.key_terms + (t.key_terms ? attune_cuda_round_up(t.stages * (16 + l.terms_stage), 128) : 0);
+    l.capture_tiles = l.key_terms + (t.key_terms ? attune_cuda_round_up(t.stages * (16 + l.terms_stage), 128) : 0);
+    l.capture_pitch = (t.block_n + 8) * t.capture_tile;
+    l.capture_stage = t.block_m * l.capture_pitch;
+    l.size = l.capture_tiles + (t.capture_tile ? attune_cuda_round_up(t.stages * (16 + l.capture_stage), 128) : 0);
     return l;
 }
 

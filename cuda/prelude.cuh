@@ -413,6 +413,40 @@ ATTUNE_FUNCTION void attune_run(const attune_cuda_symbol *v, int row, int i, lon
     }
 }
 
+/* A row of a capture of which the last index is kv: the address of the element of key 0, and the elements from there, 0
+ * where another index is out of range. */
+struct attune_capture_row {
+    unsigned long long address;
+    int count;
+};
+template <int RANK, int BYTES>
+ATTUNE_FUNCTION attune_capture_row attune_row_of(const attune_cuda_symbol *v, const int (&at)[RANK])
+{
+    bool inside = true;
+    long long offset = 0;
+#pragma unroll
+    for (int d = 0; d < RANK - 1; d++) {
+        inside = inside && ATTUNE_IN(v, d, at[d]);
+        offset += at[d] * v->stride[d];
+    }
+    long long count = v->size[RANK - 1];
+    return {v->is.address + offset * BYTES, !inside ? 0 : count < 2147483647 ? (int)count : 2147483647};
+}
+/* The bytes between a row's elements. */
+template <int RANK, int BYTES> ATTUNE_FUNCTION long long attune_row_stride(const attune_cuda_symbol *v)
+{
+    return v->stride[RANK - 1] * BYTES;
+}
+/* Whether rows are contiguous and begin at multiples of 16 bytes. */
+template <int RANK, int BYTES> ATTUNE_FUNCTION bool attune_rows_aligned(const attune_cuda_symbol *v)
+{
+    long long bits = (long long)v->is.address;
+#pragma unroll
+    for (int d = 0; d < RANK - 1; d++)
+        bits |= v->stride[d] * BYTES;
+    return bits % 16 == 0 && v->stride[RANK - 1] == 1;
+}
+
 ATTUNE_LOADS(int, i32)
 ATTUNE_LOADS(int, i64)
 ATTUNE_LOADS(int, u8)

@@ -332,6 +332,12 @@ __device__ __forceinline__ void copy_async(u32 to, const void *from, bool valid)
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0));
 }
 
+/* The thread arrives at a barrier once its copies so far are complete. */
+__device__ __forceinline__ void copy_arrive(u64 *barrier)
+{
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
 __device__ __forceinline__ void copy_float(u32 to, const float *from)
 {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from));

@@ -226,20 +226,50 @@ __device__ __forceinline__ void forbid_pairs(float (&s)[COUNT], const attune_cud
 }
 
 /* Words of a key's terms; an array has at least one. */
-constexpr int SCORE_KEY_WORDS = config::SCORE_KEYS ? config::SCORE_KEYS : 1,
-              MASK_KEY_WORDS = config::MASK_KEYS ? config::MASK_KEYS : 1;
+constexpr int SCORE_KEY_WORDS = config::SCORE_KEYS + 1, MASK_KEY_WORDS = config::MASK_KEYS ? config::MASK_KEYS : 1;
+
+/* Where a thread finds what its pairs share: the address of the tile's terms of keys, and that of the elements of the
+ * capture of its first row and column. */
+struct staged_terms {
+    u32 keys, elements;
+};
+
+__device__ __forceinline__ staged_terms staged_after(const staged_terms &t, int columns)
+{
+    return {t.keys + columns * 4, t.elements + columns * config::SCORE_TILE};
+}
+
+/* The capture's elements of a row for two columns. */
+__device__ __forceinline__ void load_pair(u32 (&bits)[2], u32 from)
+{
+    if constexpr (config::SCORE_TILE == 4) {
+        float x, y;
+        load_shared_2(x, y, from);
+        bits[0] = __float_as_uint(x), bits[1] = __float_as_uint(y);
+    } else if constexpr (config::SCORE_TILE == 2) {
+        u32 both;
+        load_shared(both, from);
+        bits[0] = both & 0xffffu, bits[1] = both >> 16;
+    }
+}
 
 /* The scores, from the terms of rows and keys. */
 template <bool NEAR, int COUNT>
 __device__ __forceinline__ void apply_score_terms(float (&s)[COUNT], const attune_cuda_arguments &a,
                                                   const tile_coord &p, int row, int column,
-                                                  const row_terms (&rows)[THREAD_ROWS], u32 terms)
+                                                  const row_terms (&rows)[THREAD_ROWS], const staged_terms &staged)
 {
+    u32 elements[2];
 #pragma unroll
     for (int i = 0; i < COUNT; i++) {
         float &x = s[i];
         int half = forward::row_of(i), n = forward::column_of(i), key[SCORE_KEY_WORDS];
-        key_terms_load<0, config::SCORE_KEYS>(key, terms, forward::first_column() + n);
+        key_terms_load<0, config::SCORE_KEYS>(key, staged.keys, forward::first_column() + n);
+        if constexpr (config::SCORE_TILE > 0) {
+            if (i % 2 == 0)
+                load_pair(elements, staged.elements + half * 8 * forward::CAPTURE_PITCH + n * config::SCORE_TILE);
+            key[config::SCORE_KEYS] = attune_score_tile_value(elements[i % 2]);
+        }
         if constexpr (NEAR)
             x = attune_score_near_of(p.b, p.h, row + half * 8, column + n, p.h_kv, a.q_len, a.kv_len, x * a.scale, key,
                                      rows[half].score, a.score_symbols, column);
@@ -286,12 +316,30 @@ __device__ __forceinline__ void release_key_terms(const attune_cuda_arguments &a
         consumer_release<&key_terms_control::terms>(*(key_terms_control *)(memory + forward::KEY_TERMS_OFFSET), r);
 }
 
+/* Waits for the elements of the tile's pairs, and returns the address of the thread's first. r: the tile's stage. */
+__device__ __forceinline__ u32 wait_capture_tile(unsigned char *memory, int row, const pipeline_state &r)
+{
+    if (!config::SCORE_TILE)
+        return 0;
+    consumer_wait<&capture_tiles_control::tiles>(*(capture_tiles_control *)(memory + forward::CAPTURE_TILES_OFFSET), r);
+    return shared_address(memory) + forward::CAPTURE_TILES_OFFSET + sizeof(capture_tiles_control) +
+           r.stage * forward::CAPTURE_STAGE + (u32)row * forward::CAPTURE_PITCH +
+           forward::first_column() * config::SCORE_TILE;
+}
+
+__device__ __forceinline__ void release_capture_tile(unsigned char *memory, const pipeline_state &r)
+{
+    if (config::SCORE_TILE)
+        consumer_release<&capture_tiles_control::tiles>(
+            *(capture_tiles_control *)(memory + forward::CAPTURE_TILES_OFFSET), r);
+}
+
 /* FIRST: a query tile's first key tile, where slower and shorter code will do; row: the thread's first row; linear: the
- * scores of both rows are linear_scores; terms: the address of the keys' terms. */
+ * scores of both rows are linear_scores. */
 template <bool FIRST, int COUNT>
 __device__ __forceinline__ void
 apply_score_and_mask(float (&s)[COUNT], const attune_cuda_arguments &a, const tile_coord &p, int kv, int flags, int row,
-                     const linear_score (&linear_scores)[THREAD_ROWS], bool linear, u32 terms)
+                     const linear_score (&linear_scores)[THREAD_ROWS], bool linear, const staged_terms &terms)
 {
     constexpr int SIZE = FIRST ? config::FIRST_SCORE_CHUNK : forward::SCORE_CHUNK_SIZE;
     int column = kv + forward::first_column();
@@ -311,14 +359,14 @@ apply_score_and_mask(float (&s)[COUNT], const attune_cuda_arguments &a, const ti
             } else if constexpr (SCORE_HAS_TERMS) {
                 if (near_zero(chunk, a.scale))
                     apply_score_terms<config::HAVE_SCORE_NEAR>(chunk, a, p, row, column + columns, rows,
-                                                               terms + columns * 4);
+                                                               staged_after(terms, columns));
                 else if constexpr (config::NEAR_SINES) /* long and seldom */
                     rotate_chunks<forward::CHUNK>(chunk, [&](float(&few)[forward::CHUNK], int more) {
                         apply_score_terms<false>(few, a, p, row, column + columns + more, rows,
-                                                 terms + (columns + more) * 4);
+                                                 staged_after(terms, columns + more));
                     });
                 else
-                    apply_score_terms<false>(chunk, a, p, row, column + columns, rows, terms + columns * 4);
+                    apply_score_terms<false>(chunk, a, p, row, column + columns, rows, staged_after(terms, columns));
             } else {
                 if (!config::HAVE_LINEAR_SCORE && near_zero(chunk, a.scale))
                     apply_near_zero_form(chunk, a, p, row, column + columns);
@@ -352,7 +400,7 @@ apply_score_and_mask(float (&s)[COUNT], const attune_cuda_arguments &a, const ti
         if (flags & TILE_PARTIAL)
             rotate_chunks<forward::MASK_CHUNK_SIZE>(s, [&](float(&chunk)[forward::MASK_CHUNK_SIZE], int columns) {
                 if constexpr (config::MASK_KEYS > 0)
-                    forbid_pairs_terms(chunk, a, p, row, column + columns, rows, terms + columns * 4);
+                    forbid_pairs_terms(chunk, a, p, row, column + columns, rows, terms.keys + columns * 4);
                 else
                     forbid_pairs(chunk, a, p, row, column + columns);
             });
@@ -370,9 +418,10 @@ __device__ __forceinline__ void modify_scores(float (&s)[COUNT], const attune_cu
                                               const linear_score (&linear_scores)[THREAD_ROWS], bool linear,
                                               const pipeline_state &r, u32 &phases)
 {
-    u32 terms = wait_key_terms(a, memory, flags, r, phases);
+    staged_terms terms = {wait_key_terms(a, memory, flags, r, phases), wait_capture_tile(memory, row - p.q, r)};
     apply_score_and_mask<FIRST>(s, a, p, kv, flags, row, linear_scores, linear, terms);
     release_key_terms(a, memory, flags, r);
+    release_capture_tile(memory, r);
 }
 
 #endif

@@ -12,7 +12,7 @@
 
 constexpr u32 TERM_BYTES = KEY_TERMS * BLOCK_N * 4; /* of a key tile */
 
-constexpr bool SCORE_HAS_TERMS = config::SCORE_KEYS + config::SCORE_ROWS > 0;
+constexpr bool SCORE_HAS_TERMS = config::SCORE_KEYS + config::SCORE_ROWS + (int)config::SCORE_TILE > 0;
 
 struct row_terms {
     int score[config::SCORE_ROWS + 1], mask[config::MASK_ROWS + 1], slope[config::SLOPE_ROWS + 1];

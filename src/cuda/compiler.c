@@ -307,7 +307,7 @@ static void add_terms(const attune_expr *expr, uint32_t root, const char *name, 
                       const attune__terms *terms, bool made, attune__text *text)
 {
     char of[32];
-    if (!terms->key_count && !terms->row_count)
+    if (!terms->key_count && !terms->row_count && !terms->tile_bytes)
         return;
     snprintf(of, sizeof of, "%s_of", name);
     if (!made)
@@ -315,6 +315,8 @@ static void add_terms(const attune_expr *expr, uint32_t root, const char *name, 
     attune__ctext_with_terms(expr, root, of, terms, text);
     attune__text_add(text, "#define ATTUNE_%s_KEYS %u\n#define ATTUNE_%s_ROWS %u\n", macro, terms->key_count, macro,
                      terms->row_count);
+    if (terms->tile_bytes)
+        attune__text_add(text, "#define ATTUNE_%s_TILE %u\n", macro, terms->tile_bytes);
 }
 
 static void add_number(attune__text *text, const char *name, float value)
@@ -364,7 +366,7 @@ static void add_score_near(const attune__program_desc *desc, attune__text *text)
         attune__text_add(text, "#define ATTUNE_NEAR_SINES 1\n");
     }
     attune__ctext_near(desc->score, "attune_score_near", NULL, text);
-    if (v->score.key_count || v->score.row_count)
+    if (v->score.key_count || v->score.row_count || v->score.tile_bytes)
         attune__ctext_near(desc->score, "attune_score_near_of", &v->score, text);
     if (desc->gradient)
         attune__ctext_near_slope(desc->gradient, "attune_score_slope_near", NULL, text);

@@ -96,6 +96,7 @@ static attune__value_analysis analyse_value(const attune_expr *expr, uint32_t ro
     attune__value_analysis a = {.near = attune__near_limit(expr)};
     a.terms[ATTUNE__ONE_HEAD] = attune__expr_terms(expr, root, 0);
     a.terms[ATTUNE__SEVERAL_HEADS] = attune__expr_terms(expr, root, 1u << ATTUNE__VAR_H);
+    a.tiled = attune__expr_terms_with_tile(expr, root);
     const attune__terms *const terms = &a.terms[ATTUNE__ONE_HEAD];
     a.weight = attune__expr_weight(expr, root, ATTUNE__FORM_EXACT, terms);
     a.near_weight = attune__expr_weight(expr, root, ATTUNE__FORM_NEAR, terms);
@@ -116,6 +117,7 @@ attune__analysis attune__analyse(const attune_expr *mask, const attune_expr *sco
         a.linear = attune__is_linear(score);
         a.sloped = attune__linear_has_slope(score);
         a.reads_pairs = attune__expr_reads_pairs(score);
+        a.reads_more = attune__expr_reads_beside(score, &a.score.tiled);
         a.smooth = attune__is_smooth(score);
         a.smooth_pairs = is_smooth_outside(score, &a.score.terms[ATTUNE__ONE_HEAD]);
         a.product_functions = has_product_functions(score);

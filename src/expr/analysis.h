@@ -16,6 +16,9 @@ typedef struct attune__terms {
     uint32_t keys[ATTUNE__TERMS], rows[ATTUNE__TERMS];
     uint32_t key_count, row_count;
     uint32_t computed; /* bits of `keys`: those that read no capture */
+    /* A capture whose last index is kv while the others do not depend on kv and the product, so that the elements for a
+     * tile of pairs are rows of consecutive ones: its node, and the bytes of an element; 0 = none. */
+    uint32_t tile, tile_bytes;
 } attune__terms;
 
 /* Capture reads, by number, whose element is the same for all pairs of a head: the first ones. */
@@ -42,6 +45,7 @@ typedef struct attune__mask_analysis {
 /* A score, or its derivative with respect to the product. */
 typedef struct attune__value_analysis {
     attune__terms terms[2];
+    attune__terms tiled; /* of one head, with a tile if there is one */
     /* The bound on |product| of the near-zero form, a cheaper equivalent; infinity = for all products; 0 = none. */
     float near;
     float near_sines; /* likewise of a form whose approximate sines and cosines have small arguments, for q and kv below
@@ -63,6 +67,7 @@ typedef struct attune__analysis {
     bool product_functions; /* a function or quotient depends on the product */
     bool smooth_slope;      /* so may those of its derivatives */
     bool reads_pairs;       /* it reads captures at indices that depend on both q and kv, or on the product */
+    bool reads_more;        /* ... beside the one of the terms' tile */
     uint32_t capture_reads; /* with a gradient, in backward; uniform_reads: among them */
     attune__uniform_reads uniform_reads;
     bool gradients_of_score; /* a derivative, with respect to the product or a capture, depends on the product */

@@ -286,6 +286,11 @@ static bool is_term(const uint32_t terms[ATTUNE__TERMS], uint32_t count, uint32_
     return false;
 }
 
+static bool is_tile(const attune__terms *terms, uint32_t n)
+{
+    return terms->tile_bytes && terms->tile == n;
+}
+
 void attune__ctext_needed(const attune_expr *expr, const uint32_t *roots, uint32_t count, const attune__terms *terms,
                           bool needed[ATTUNE_EXPR_MAX_NODES])
 {
@@ -294,7 +299,7 @@ void attune__ctext_needed(const attune_expr *expr, const uint32_t *roots, uint32
     for (uint32_t i = 0; i < count; i++)
         needed[roots[i]] = true;
     for (uint32_t n = expr->node_count; n-- > 0;) {
-        if (!needed[n] || (terms && (is_term(terms->keys, terms->key_count, n, &index) ||
+        if (!needed[n] || (terms && (is_tile(terms, n) || is_term(terms->keys, terms->key_count, n, &index) ||
                                      is_term(terms->rows, terms->row_count, n, &index))))
             continue;
         for (uint32_t i = 0; i < expr->nodes[n].arg_count; i++)
@@ -308,7 +313,9 @@ static bool write_term(const attune_expr *expr, const attune__terms *terms, uint
     uint32_t index;
     if (!terms)
         return false;
-    const bool key = is_term(terms->keys, terms->key_count, n, &index);
+    const bool tile = is_tile(terms, n), key = tile || is_term(terms->keys, terms->key_count, n, &index);
+    if (tile)
+        index = terms->key_count;
     if (!key && !is_term(terms->rows, terms->row_count, n, &index))
         return false;
     const bool is_float = expr->nodes[n].type == ATTUNE__FLOAT;

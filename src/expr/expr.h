@@ -220,11 +220,15 @@ bool attune__reads_past(const attune__direct_reads *reads, uint32_t symbol, cons
 /* Finds the largest nodes below `root` that read captures and have one value per key, or one per row. `without`: bits 1
  * << attune__var of variables that terms of keys must not depend on, besides q and score. */
 attune__terms attune__expr_terms(const attune_expr *expr, uint32_t root, uint16_t without);
+/* The same, and a tile of a capture, if one has such rows. */
+attune__terms attune__expr_terms_with_tile(const attune_expr *expr, uint32_t root);
 /* The same, but without terms of rows if there are none of keys: on their own they do not pay for the shuffles between
  * lanes. */
 attune__terms attune__expr_terms_with_keys(const attune_expr *expr, uint32_t root, uint16_t without);
 /* Whether the expression reads captures for each pair, outside of any term. */
 bool attune__expr_reads_pairs(const attune_expr *expr);
+/* The same, but for a terms' tile. */
+bool attune__expr_reads_beside(const attune_expr *expr, const attune__terms *terms);
 
 /* Whether each row of a mask allows one interval of keys, and each key one of rows. runs: bits of the symbols whose
  * equal elements must be contiguous for this to hold. */

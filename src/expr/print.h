@@ -31,8 +31,11 @@ void attune__ctext_columns(const attune_expr *expr, const char *name, attune__te
  *     void NAME_row_terms(int b, int h, int q, int h_kv, int q_len, int kv_len, int *row ATTUNE_SYMBOLS)
  *     int or float NAME_of(as attune__ctext_function, but const int *key, const int *row ATTUNE_SYMBOLS)
  *
- * A term is stored in an int: ATTUNE_BITS_* converts its value to the int, ATTUNE_TERM_F32 and ATTUNE_TERM_I32 convert
- * back.
+ *     with a tile, in CUDA alone: attune_capture_row NAME_tile_row(as NAME_row_terms, but without row),
+ *     bool NAME_tile_aligned(symbols), long long NAME_tile_stride(symbols), and int NAME_tile_value(unsigned bits)
+ *
+ * key has the pair's element of the tile behind the key's terms. A term is stored in an int: ATTUNE_BITS_* converts its
+ * value to the int, ATTUNE_TERM_F32 and ATTUNE_TERM_I32 convert back.
  */
 void attune__ctext_terms(const attune_expr *expr, const char *name, const attune__terms *terms, attune__text *text);
 void attune__ctext_with_terms(const attune_expr *expr, uint32_t root, const char *name, const attune__terms *terms,

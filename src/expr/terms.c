@@ -60,7 +60,31 @@ static kind kind_of(const attune__node *node, uint16_t without)
     return node->uses & (ROW | without) ? PAIR : OF_KEY;
 }
 
-attune__terms attune__expr_terms(const attune_expr *expr, uint32_t root, uint16_t without)
+/* The bytes of an element of a capture whose rows are contiguous in kv; 0 for other nodes. */
+static uint32_t row_element(const attune_expr *expr, uint32_t n)
+{
+    const attune__node *node = &expr->nodes[n];
+    if (node->op != ATTUNE__OP_CAPTURE || kind_of(node, 0) != PAIR)
+        return 0;
+    const attune__node *last = &expr->nodes[node->arg[node->arg_count - 1]];
+    if (last->op != ATTUNE__OP_VAR || last->value.i != ATTUNE__VAR_KV)
+        return 0;
+    for (uint32_t i = 0; i + 1 < node->arg_count; i++)
+        if (expr->nodes[node->arg[i]].uses & (KEY | SCORE))
+            return 0;
+    switch (expr->symbols[node->value.i].dtype) {
+    case ATTUNE_F32:
+    case ATTUNE_I32:
+        return 4;
+    case ATTUNE_F16:
+    case ATTUNE_BF16:
+        return 2;
+    default:
+        return 0;
+    }
+}
+
+static attune__terms find_terms(const attune_expr *expr, uint32_t root, uint16_t without, bool tile)
 {
     attune__terms terms = {0};
     if (expr->ragged) /* kernels over a cache evaluate pairs */
@@ -79,11 +103,23 @@ attune__terms attune__expr_terms(const attune_expr *expr, uint32_t root, uint16_
             add_term(terms.keys, &terms.key_count, n);
         else if (k == OF_ROW)
             add_term(terms.rows, &terms.row_count, n);
+        else if (tile && !terms.tile_bytes && row_element(expr, n))
+            terms.tile = n, terms.tile_bytes = row_element(expr, n);
         else
             for (uint32_t i = 0; i < expr->nodes[n].arg_count; i++)
                 needed[expr->nodes[n].arg[i]] = true;
     }
     return terms;
+}
+
+attune__terms attune__expr_terms(const attune_expr *expr, uint32_t root, uint16_t without)
+{
+    return find_terms(expr, root, without, false);
+}
+
+attune__terms attune__expr_terms_with_tile(const attune_expr *expr, uint32_t root)
+{
+    return find_terms(expr, root, 0, true);
 }
 
 attune__terms attune__expr_terms_with_keys(const attune_expr *expr, uint32_t root, uint16_t without)
@@ -96,9 +132,15 @@ attune__terms attune__expr_terms_with_keys(const attune_expr *expr, uint32_t roo
 
 bool attune__expr_reads_pairs(const attune_expr *expr)
 {
+    return attune__expr_reads_beside(expr, NULL);
+}
+
+bool attune__expr_reads_beside(const attune_expr *expr, const attune__terms *terms)
+{
     bool reads = false;
     for (uint32_t n = 0; n < expr->node_count; n++)
-        reads = reads || (expr->nodes[n].op == ATTUNE__OP_CAPTURE && kind_of(&expr->nodes[n], 0) == PAIR);
+        reads = reads || (expr->nodes[n].op == ATTUNE__OP_CAPTURE && kind_of(&expr->nodes[n], 0) == PAIR &&
+                          !(terms && terms->tile_bytes && terms->tile == n));
     return reads;
 }
 
@@ -129,8 +171,45 @@ static void add_function(const attune_expr *expr, const char *name, const char *
     attune__text_add(text, "}\n");
 }
 
+/* The functions that say where the rows of a tile of a capture are, and what the bits of an element mean. */
+static void add_tile(const attune_expr *expr, const char *name, const attune__terms *terms, attune__text *text)
+{
+    const attune__node *node = &expr->nodes[terms->tile];
+    const attune_dtype dtype = expr->symbols[node->value.i].dtype;
+    attune__interval bounds[ATTUNE_EXPR_MAX_NODES];
+    bool needed[ATTUNE_EXPR_MAX_NODES];
+    char value[ATTUNE__CTEXT_NAME];
+    attune__ctext_bounds(expr, bounds);
+    attune__ctext_needed(expr, node->arg, node->arg_count - 1u, NULL, needed);
+    attune__text_add(text,
+                     "ATTUNE_FUNCTION attune_capture_row %s_tile_row(int b, int h, int q, int h_kv, int q_len, int "
+                     "kv_len ATTUNE_SYMBOLS)\n{\n    (void)b, (void)h, (void)q, (void)h_kv, (void)q_len, "
+                     "(void)kv_len;\n",
+                     name);
+    for (uint32_t n = 0; n < expr->node_count; n++)
+        if (needed[n])
+            attune__ctext_declare(expr, n, bounds, text);
+    attune__text_add(text, "    const int at[] = {");
+    for (uint32_t i = 0; i + 1 < node->arg_count; i++)
+        attune__text_add(text, "%s, ", attune__ctext_operand(expr, node->arg[i], value));
+    attune__text_add(text,
+                     "0};\n    return attune_row_of<%u, %u>(ATTUNE_CAPTURE(%d), at);\n}\n"
+                     "ATTUNE_FUNCTION bool %s_tile_aligned(const attune_cuda_symbol *symbols)\n{\n"
+                     "    return attune_rows_aligned<%u, %u>(ATTUNE_CAPTURE(%d));\n}\n"
+                     "ATTUNE_FUNCTION long long %s_tile_stride(const attune_cuda_symbol *symbols)\n{\n"
+                     "    return attune_row_stride<%u, %u>(ATTUNE_CAPTURE(%d));\n}\n",
+                     node->arg_count, terms->tile_bytes, node->value.i, name, node->arg_count, terms->tile_bytes,
+                     node->value.i, name, node->arg_count, terms->tile_bytes, node->value.i);
+    attune__text_add(text, "ATTUNE_FUNCTION int %s_tile_value(unsigned bits)\n{\n    return %s;\n}\n", name,
+                     dtype == ATTUNE_BF16  ? "(int)(bits << 16)"
+                     : dtype == ATTUNE_F16 ? "__float_as_int(half_to_float((unsigned short)bits))"
+                                           : "(int)bits");
+}
+
 void attune__ctext_terms(const attune_expr *expr, const char *name, const attune__terms *terms, attune__text *text)
 {
     add_function(expr, name, "key", "kv", terms->keys, terms->key_count, text);
     add_function(expr, name, "row", "q", terms->rows, terms->row_count, text);
+    if (terms->tile_bytes)
+        add_tile(expr, name, terms, text);
 }

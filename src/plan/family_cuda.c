@@ -13,6 +13,12 @@ const char *attune__cuda_reject_blocks(const attune__shape *s, const uint32_t *v
     return NULL;
 }
 
+/* Beside wide heads it would leave space for small tiles only. */
+uint32_t attune__cuda_capture_tile(const attune__shape *s)
+{
+    return s->head_dim <= 128 && s->head_dim_v <= 128 ? s->expr.score.tiled.tile_bytes : 0;
+}
+
 attune__cuda_workspace attune__cuda_backward_workspace(int64_t batch, int64_t heads, int64_t q_len, uint64_t elements)
 {
     const uint64_t rows =

@@ -246,6 +246,9 @@ static attune__cost sm90_cost(const attune__search *search, const attune__tile *
     attune_cuda_tile t =
         attune__cuda_tile(s, v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N], v[ATTUNE__NUM_WARPS], v[ATTUNE__NUM_STAGES]);
     t.key_terms = attune__analysis_key_terms(&s->expr, ATTUNE__ONE_HEAD);
+    t.capture_tile = attune__cuda_capture_tile(s);
+    if (t.capture_tile)
+        t.key_terms = s->expr.score.tiled.key_count + s->expr.mask.terms[ATTUNE__ONE_HEAD].key_count;
     attune__cost c = {.invocations = 32 * v[ATTUNE__NUM_WARPS]};
     uint32_t base = attune__cuda_registers(s) - 8;
     c.launched_registers = c.invocations ? 65536 / c.invocations / 8 * 8 : 0;
@@ -263,8 +266,12 @@ static const char *sm90_reject_problem(const attune__search *search)
 
 static void sm90_variant(const attune__shape *s, const attune_plan_choice *choice, attune__variant *variant)
 {
-    static const attune__cuda_traits traits = {
-        .both_masks = true, .key_intervals = true, .few_registers = true, .near_reads = true, .score_rows = true};
+    static const attune__cuda_traits traits = {.both_masks = true,
+                                               .key_intervals = true,
+                                               .few_registers = true,
+                                               .near_reads = true,
+                                               .score_rows = true,
+                                               .capture_tiles = true};
     attune__cuda_variant(s, choice, &traits, variant);
     variant->predicated_loads = choice->direction != ATTUNE_BACKWARD;
     /* Beside wide heads more than eight approximate functions at once spill. */

@@ -63,7 +63,8 @@ static void choose_score(const attune__shape *s, const attune_plan_choice *choic
     const bool back = choice->direction == ATTUNE_BACKWARD;
     const bool exact = s->q_len < EXACT_FLOATS && s->kv_len < EXACT_FLOATS;
     const attune__tile_heads heads = choice->decode ? ATTUNE__SEVERAL_HEADS : ATTUNE__ONE_HEAD;
-    variant->score = e->score.terms[heads];
+    const bool staged = !back && traits->capture_tiles && attune__cuda_capture_tile(s);
+    variant->score = staged ? e->score.tiled : e->score.terms[heads];
     /* On their own terms of rows do not pay for the shuffles between a warp's lanes, nor beside a linear score. */
     if (!variant->score.key_count && (back || !traits->score_rows || (exact && e->linear)))
         variant->score.row_count = 0;
@@ -100,7 +101,8 @@ static void choose_score(const attune__shape *s, const attune_plan_choice *choic
      */
     const bool reads = back && traits->few_registers
                            ? !s->capture_gradient_elements && e->capture_reads > (polynomials ? 0 : 1)
-                           : e->reads_pairs;
+                       : staged ? e->reads_more
+                                : e->reads_pairs;
     variant->score_chunks = !variant->soft_cap && (weight >= CHUNK_WEIGHT || reads);
 }
 
@@ -127,8 +129,8 @@ static void choose_tma_forward(const attune__shape *s, const attune_plan_choice 
     if (s->score_expr) {
         variant->first_score_chunk = variant->score_chunks ? SMALL_CHUNK : large_chunk;
         /* Beside small accumulators more elements are under way at once. */
-        if (variant->score_chunks && variant->predicated_loads && s->expr.reads_pairs && !variant->linear && !wide &&
-            choice->block_n % 128 == 0)
+        if (variant->score_chunks && variant->predicated_loads && s->expr.reads_more && !variant->linear && !wide &&
+            (choice->block_n % 128 == 0 || (variant->score.tile_bytes && choice->block_n == 64)))
             variant->first_score_chunk =
                 d <= 64 && dv <= 64 && !variant->score.key_count ? 4 * SMALL_CHUNK : 2 * SMALL_CHUNK;
         /* Those of functions that do not depend on the product do not, but with narrow heads. */

@@ -219,9 +219,11 @@ typedef struct capture_kind {
 } capture_kind;
 
 static const capture_kind capture_kinds[] = {
-    {"doc", ATTUNE_I32, 1},         {"docs", ATTUNE_I64, 2},  {"used", ATTUNE_I32, 1},    {"slope", ATTUNE_F32, 1},
-    {"bias", ATTUNE_F32, 2},        {"keep", ATTUNE_BOOL, 2}, {"anchors", ATTUNE_I32, 2}, {"half_bias", ATTUNE_F16, 1},
-    {"brain_bias", ATTUNE_BF16, 1}, {"piece", ATTUNE_I32, 1}, {"gate", ATTUNE_F32, 1},    {"holes", ATTUNE_F32, 1},
+    {"doc", ATTUNE_I32, 1},     {"docs", ATTUNE_I64, 2},      {"used", ATTUNE_I32, 1},
+    {"slope", ATTUNE_F32, 1},   {"bias", ATTUNE_F32, 2},      {"keep", ATTUNE_BOOL, 2},
+    {"anchors", ATTUNE_I32, 2}, {"half_bias", ATTUNE_F16, 1}, {"brain_bias", ATTUNE_BF16, 1},
+    {"piece", ATTUNE_I32, 1},   {"gate", ATTUNE_F32, 1},      {"holes", ATTUNE_F32, 1},
+    {"pair", ATTUNE_F32, 2},    {"half_pair", ATTUNE_F16, 2},
 };
 #define CAPTURE_KINDS (sizeof capture_kinds / sizeof capture_kinds[0])
 
@@ -236,6 +238,9 @@ static void capture_shape(const char *name, const attention_case *c, int64_t lon
         size[0] = c->batch;
     } else if (!strcmp(name, "slope") || !strcmp(name, "gate")) {
         size[0] = c->heads;
+    } else if (!strcmp(name, "pair") || !strcmp(name, "half_pair")) {
+        size[0] = c->q_len;
+        size[1] = c->kv_len;
     } else if (!strcmp(name, "bias")) {
         size[0] = c->q_len + c->kv_len;
         size[1] = c->heads;

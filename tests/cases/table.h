@@ -187,7 +187,10 @@ ROW(o_alone,                1, 1, 2, 1, 200, 230, 128,  0, .mask = "q + 100 >= k
 ROW(o_alone_split,          2, 2, 8, 2,   1, 900, 128,  0, .mask = "kv < used[b]", .preferred = "{\"SPLIT_KV\": 3}", .o_alone = true)
 ROW(sorted_bias,            1, 1, 4, 2, 200, 200,  64,  0, .mask = "abs(q % 16 - kv % 16) <= 2 && q + 40 >= kv", .score = "score + bias[q - kv + 99, h] - slope[h] * (kv % 16)")
 ROW(sine_of_cosine,         2, 2, 2, 2, 300, 300, 128,  0, .score = "sin(cos(3 * score)) + sin(b) / cos(b) + 0.3 * sin(0.1 * (q - kv)) * cos(0.03 * kv)")
-ROW(sine_of_large,          1, 1, 2, 2, 260, 260,  64,  0, .mask = CAUSAL, .score = "score + 0.001 * sin(4000000.0 * score)")
+ROW(sine_of_large,          1, 1, 2, 2, 260, 260,  64,  0, .mask = CAUSAL, .score = "score + 0.000000001 * sin(4000000.0 * score)")
 ROW(gauss_of_head,          1, 1, 2, 2, 260, 260, 128,  0, .score = "score - 0.5 * ((q - kv) / (slope[h] + 8.0)) * ((q - kv) / (slope[h] + 8.0)) + slope[h] * exp(-abs(slope[h]) * 0.01 * (q - kv) * (q - kv))")
 ROW(rows_beside_a_mask,     1, 1, 2, 2, 200, 300,  64,  0, .mask = "docs[b, kv] != 2", .score = "score - slope[h] * abs(q - kv)")
+ROW(pair_bias,              2, 2, 2, 1, 260, 260,  32,  0, .score = "score + pair[q, kv]")
+ROW(pair_bias_masked,       2, 2, 2, 2, 200, 328,  64,  0, .mask = "kv < used[b] && q + 150 >= kv", .score = "(score - slope[h] * abs(q - kv)) * (1.0 + half_pair[q, kv])")
+ROW(pair_bias_unaligned,    1, 1, 2, 2, 130, 150, 128,  0, .mask = DOCUMENT, .score = "score + pair[q - 3, kv] + half_bias[kv]")
 /* clang-format on */

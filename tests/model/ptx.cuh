@@ -431,6 +431,14 @@ __device__ __forceinline__ void barrier_arrive(u64 *barrier)
     model->barrier_arrive(shared_address(barrier), MODEL_OWN);
 }
 
+/* Here at once, after a wait for the copies. */
+__device__ __forceinline__ void copy_arrive(u64 *barrier)
+{
+    model->copy_commit();
+    model->copy_wait(0);
+    barrier_arrive(barrier);
+}
+
 __device__ __forceinline__ void barrier_wait(u64 *barrier, u32 phase)
 {
     model->barrier_wait(shared_address(barrier), phase);

@@ -11,6 +11,7 @@ static const attune_symbol symbols[] = {
     {"doc", ATTUNE_SYMBOL_CAPTURE, ATTUNE_I32, 1},
     {"bias", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 1},
     {"heat", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 1},
+    {"pair", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 2},
 };
 
 typedef struct wanted {
@@ -64,6 +65,11 @@ static const wanted table[] = {
     {"h200", NULL, "score + bias[kv + h]", 1, .head_dim = 128, .is = {0}},
     {"h200", NULL, "score + bias[q - kv]", 2048, .head_dim = 128,
      .is = {.score_chunks = true, .score_chunk = 16, .first_score_chunk = 16}},
+    /* A tile of the capture is staged, and read as terms are. */
+    {"h200", NULL, "score + pair[q, kv]", 2048, .head_dim = 128,
+     .is = {.first_score_chunk = 16, .score = {.tile_bytes = 4}}},
+    {"h200", NULL, "score + pair[q, kv] + bias[q - kv]", 2048, .head_dim = 128,
+     .is = {.score_chunks = true, .score_chunk = 16, .first_score_chunk = 16, .score = {.tile_bytes = 4}}},
     {"h200", NULL, "score + bias[q - kv]", 2048, .head_dim = 64,
      .is = {.score_chunks = true, .score_chunk = 32, .first_score_chunk = 32}},
     {"h200", NULL, "score * exp(-heat[h] * (q - kv))", 2048, .head_dim = 128,
@@ -139,9 +145,9 @@ Test(variant, follows_from_the_expressions)
         name_of(name, w);
         cr_assert_eq(attune_profile_find(w->profile, &profile), ATTUNE_OK);
         if (w->mask)
-            cr_assert_eq(attune_expr_create(instance, ATTUNE_EXPR_MASK, w->mask, symbols, 3, &mask), ATTUNE_OK);
+            cr_assert_eq(attune_expr_create(instance, ATTUNE_EXPR_MASK, w->mask, symbols, 4, &mask), ATTUNE_OK);
         if (w->score)
-            cr_assert_eq(attune_expr_create(instance, ATTUNE_EXPR_SCORE, w->score, symbols, 3, &score), ATTUNE_OK);
+            cr_assert_eq(attune_expr_create(instance, ATTUNE_EXPR_SCORE, w->score, symbols, 4, &score), ATTUNE_OK);
         if (w->back && score)
             cr_assert_eq(attune__gradient_create(score, &gradient), ATTUNE_OK);
         const attune_problem problem = {.struct_size = sizeof problem,
@@ -192,6 +198,7 @@ Test(variant, follows_from_the_expressions)
         SAME(mask.row_count);
         SAME(score.key_count);
         SAME(score.row_count);
+        SAME(score.tile_bytes);
         SAME(slope.key_count);
         SAME(slope.row_count);
         SAME(uniform_reads.count);
