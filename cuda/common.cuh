@@ -43,6 +43,14 @@ __device__ __forceinline__ constexpr int round_up(int value, int multiple)
 }
 
 /* The parameters of the layout of shared memory (layout_sm80.h, layout_sm90.h). */
+/*
+ * A row's maximum times the factor is rounded by up to half of its last place. Past 2^22 that is an error of the
+ * weights' logarithms that P in 16 bits may not hold: of -1e9, which some add to pairs that they mean to forbid, P was
+ * infinite or 0. Where scores may be as large, a maximum that is gets subtracted first, which is exact near it.
+ */
+constexpr bool SCORES_MAY_BE_LARGE = HAVE_SCORE && !config::HAVE_SCORE_CAP;
+constexpr float LARGE_SCORE = 4194304.0f;
+
 constexpr attune_cuda_tile TILE = {
     sizeof(element), HEAD_DIM, HEAD_DIM_V, BLOCK_M, BLOCK_N, WARPS, STAGES, KEY_TERMS, 0, 0, 0, 0, config::SCORE_TILE};
 

@@ -59,6 +59,14 @@ __device__ __forceinline__ void softmax(float (&s)[BLOCK_N / 2], float (&row_max
         float base = largest == -ATTUNE_INF ? 0.0f : largest, shift = base * factor;
         alpha[half] = exp2_fast((row_max[half] - base) * factor);
         row_max[half] = largest;
+        if (SCORES_MAY_BE_LARGE && __any_sync(0xffffffffu, fabsf(shift) >= LARGE_SCORE)) {
+#pragma unroll
+            for (int n = 0; n < BLOCK_N / 8; n++) {
+                s[n * 4 + half * 2] -= base;
+                s[n * 4 + half * 2 + 1] -= base;
+            }
+            shift = 0.0f;
+        }
         float even = row_sum[half] * alpha[half], odd = 0.0f;
 #pragma unroll
         for (int n = 0; n < BLOCK_N / 8; n++) {
@@ -106,6 +114,13 @@ __device__ __forceinline__ bool softmax_without_rescale(u32 (&p)[BLOCK_N / 16][4
     row_sum[0] = sum[0][0] + sum[0][1];
     row_sum[1] = sum[1][0] + sum[1][1];
     return true;
+}
+
+/* Whether a row's maximum is one that softmax subtracts first. */
+__device__ __forceinline__ bool has_large_scores(const float (&row_max)[2], float factor)
+{
+    return SCORES_MAY_BE_LARGE &&
+           __any_sync(0xffffffffu, fmaxf(fabsf(row_max[0]), fabsf(row_max[1])) * factor >= LARGE_SCORE);
 }
 
 /* P in 16 bits. The accumulators' fragment layout is that of wgmma's left operand, so nothing moves between threads. */
@@ -373,8 +388,9 @@ __device__ __forceinline__ void consume(const attune_cuda_arguments &a, control 
         softmax(s, row_max, row_sum, alpha, factor);
         round_p(p, s);
         wait_scanned(o, p, c, a, coord, kv, flags, row, v.stage, scanned);
-        /* The last maxima rose past RESCALE_THRESHOLD, and the next may too: no attempt without rescale. */
-        bool rising = false;
+        /* The last maxima rose past RESCALE_THRESHOLD, and the next may too, or they are large: no attempt without
+         * rescale. */
+        bool rising = has_large_scores(row_max, factor);
         while (!(flags & TILE_LAST)) {
             /* 2: wait for K of the next key tile */
             consumer_wait<&control::k>(c, k);
@@ -410,7 +426,8 @@ __device__ __forceinline__ void consume(const attune_cuda_arguments &a, control 
                 softmax(s, row_max, row_sum, alpha, factor);
                 rescale(o, alpha);
                 round_p(p, s);
-                rising = __any_sync(0xffffffffu, fminf(alpha[0], alpha[1]) < 1.0f / RESCALE_THRESHOLD);
+                rising = __any_sync(0xffffffffu, fminf(alpha[0], alpha[1]) < 1.0f / RESCALE_THRESHOLD) ||
+                         has_large_scores(row_max, factor);
             }
             wait_scanned(o, p, c, a, coord, kv, flags, row, v.stage, scanned);
         }

@@ -301,14 +301,15 @@ __device__ __forceinline__ void multiply_qk(float (&s)[ROW_TILES][N_TILES][4], u
 
 /*
  * 5: online softmax, in two halves. m and l are of rows lane / 4 and lane / 4 + 8; l is the sum over the thread's own
- * columns. The first half updates the row maxima and rescales O and l; base is what the exponents subtract.
+ * columns. The first half updates the row maxima and rescales O and l; base is what the exponents subtract. all: s has
+ * all scores that the second half is given, so that it may subtract maxima that are large.
  */
 template <int ROW_TILES, int N_TILES, int DV_TILES>
-__device__ __forceinline__ void softmax_maxima(const float (&s)[ROW_TILES][N_TILES][4],
-                                               float (&o)[ROW_TILES][DV_TILES][4], float (&m)[ROW_TILES][2],
-                                               float (&l)[ROW_TILES][2], float (&base)[ROW_TILES][2], float factor)
+__device__ __forceinline__ void softmax_maxima(float (&s)[ROW_TILES][N_TILES][4], float (&o)[ROW_TILES][DV_TILES][4],
+                                               float (&m)[ROW_TILES][2], float (&l)[ROW_TILES][2],
+                                               float (&base)[ROW_TILES][2], float factor, bool all = true)
 {
-    float alpha[ROW_TILES][2];
+    float alpha[ROW_TILES][2], largest = 0.0f;
     bool rescaled = false;
 #pragma unroll
     for (int r = 0; r < ROW_TILES; r++)
@@ -334,7 +335,22 @@ __device__ __forceinline__ void softmax_maxima(const float (&s)[ROW_TILES][N_TIL
             m[r][half] = row_max;
             l[r][half] *= alpha[r][half];
             base[r][half] = FLOAT32 || CODES ? safe_max : safe_max * factor;
+            largest = fmaxf(largest, fabsf(base[r][half]));
         }
+    if (SCORES_MAY_BE_LARGE && !FLOAT32 && !CODES && all && __any_sync(0xffffffffu, largest >= LARGE_SCORE)) {
+#pragma unroll
+        for (int r = 0; r < ROW_TILES; r++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float safe_max = m[r][half] == -ATTUNE_INF ? 0.0f : m[r][half];
+#pragma unroll
+                for (int n = 0; n < N_TILES; n++) {
+                    s[r][n][2 * half] -= safe_max;
+                    s[r][n][2 * half + 1] -= safe_max;
+                }
+                base[r][half] = 0.0f;
+            }
+    }
     /* Maxima seldom rise after the first tiles: skip the rescaling if no row of the warp needs it. */
     if (__any_sync(0xffffffffu, rescaled)) {
 #pragma unroll

@@ -283,7 +283,7 @@ __device__ __forceinline__ void share_maxima(const float *maxima, float (&o)[1][
             row_max = fmaxf(row_max, maxima[g * BLOCK_M + row + half * 8]);
         top[0][0][2 * half] = top[0][0][2 * half + 1] = row_max;
     }
-    softmax_maxima(top, o, m, l, base, factor);
+    softmax_maxima(top, o, m, l, base, factor, false);
 }
 
 /* The warp's part of P goes to shared memory, from which each warp loads all of its rows. */

@@ -193,4 +193,6 @@ ROW(rows_beside_a_mask,     1, 1, 2, 2, 200, 300,  64,  0, .mask = "docs[b, kv] 
 ROW(pair_bias,              2, 2, 2, 1, 260, 260,  32,  0, .score = "score + pair[q, kv]")
 ROW(pair_bias_masked,       2, 2, 2, 2, 200, 328,  64,  0, .mask = "kv < used[b] && q + 150 >= kv", .score = "(score - slope[h] * abs(q - kv)) * (1.0 + half_pair[q, kv])")
 ROW(pair_bias_unaligned,    1, 1, 2, 2, 130, 150, 128,  0, .mask = DOCUMENT, .score = "score + pair[q - 3, kv] + half_bias[kv]")
+ROW(forbidden_by_a_bias,    1, 1, 2, 2, 200, 300,  64,  0, .score = "score + (kv >= 140 ? 0.0 : -1e9)")
+ROW(forbidden_by_the_least, 1, 1, 2, 2, 200, 300, 128,  0, .score = "score + (kv < 270 && q != 40 ? -3.4e38 : 0.0)")
 /* clang-format on */
