@@ -40,9 +40,9 @@ void row_describe_plan(const attune_plan *plan, report_row *row);
 bool row_result_create(reference_result *r, int64_t rows, int64_t dim);
 void row_result_free(reference_result *r);
 
-/* Measures `options->layers` calls in a row, as those of a model's layers: `call` makes one and waits for it where it
- * receives a completion. The time is that of one. */
-typedef attune_status (*row_queued)(void *context, uint32_t layer, attune_completion *done);
+/* Measures `options->layers` calls in a row, as those of a model's layers: `call` makes one, and with `seconds`, which
+ * is of the last, waits for it (attune_forward_args.seconds). The time is that of one. */
+typedef attune_status (*row_queued)(void *context, uint32_t layer, double *seconds);
 bool row_layers(row_queued call, void *context, const row_options *options, report_row *row, attune_status *status);
 
 /* Records why a measurement has no time. */

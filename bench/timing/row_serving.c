@@ -45,7 +45,7 @@ static bool layers(void *state, double *seconds)
 }
 
 /* A layer of a step in a row, whose first one has the schedule for all. */
-static attune_status queue_layer(void *state, uint32_t layer, attune_completion *done)
+static attune_status queue_layer(void *state, uint32_t layer, double *seconds)
 {
     serving_setup *b = state;
     attune_status status = ATTUNE_OK;
@@ -59,7 +59,8 @@ static attune_status queue_layer(void *state, uint32_t layer, attune_completion 
     b->call.args.schedule = b->schedule;
     if (layer == 0 && b->schedule)
         status = attune_schedule(b->plan, b->queue, &b->call.args, NULL);
-    return status == ATTUNE_OK ? attune_forward(b->plan, b->queue, &b->call.args, done) : status;
+    b->call.args.seconds = seconds;
+    return status == ATTUNE_OK ? attune_forward(b->plan, b->queue, &b->call.args, NULL) : status;
 }
 
 static bool make_schedule(attune_device *device, serving_setup *b, report_row *row)
