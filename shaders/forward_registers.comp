@@ -17,6 +17,7 @@
 
 #include "arguments.glsl"
 #include "elements.glsl"
+#define SHORT_FUNCTIONS
 #include "mods.glsl"
 
 layout(local_size_x_id = ATTUNE_VULKAN_THREADS_ID) in;

@@ -136,6 +136,15 @@ float attune_mod_tanh(const in float x)
     return attune_mod_or_nan(!attune_mod_is_nan(x), uintBitsToFloat(bits));
 }
 
+#ifdef SHORT_FUNCTIONS
+/* Within 2^-21 of tanh, with NaN for NaN: for scores that are smooth (attune__is_smooth), in kernels that round weights
+ * to 16 bits. */
+float attune_mod_short_tanh(const in float x)
+{
+    return fma(-2.0, 1.0 / (exp2(x * 2.88539008177792681) + 1.0), 1.0);
+}
+#endif
+
 /* The guard partial infinity out of the division. */
 float attune_mod_sigmoid(const in float x)
 {
@@ -290,6 +299,9 @@ void attune_mod_keep(const in uvec2 mod)
     f += attune_mod_exp(f) + attune_mod_exp2(f) + attune_mod_log(f) + attune_mod_log2(f) + attune_mod_sqrt(f);
     f += attune_mod_rsqrt(f) + attune_mod_tanh(f) + attune_mod_sigmoid(f) + attune_mod_sin(f) + attune_mod_cos(f);
     f += attune_mod_pow(f, f);
+#ifdef SHORT_FUNCTIONS
+    f += attune_mod_short_tanh(f);
+#endif
     uvec3 a = attune_mod_at_1(mod, 2, i) + attune_mod_at_2(mod, 2, i, i) + attune_mod_at_3(mod, 2, i, i, i);
     a += attune_mod_at_4(mod, 2, i, i, i, i);
     i += attune_mod_i32(a) + attune_mod_i64(a) + attune_mod_u8(a) + (attune_mod_bool(a) ? 1 : 0);

@@ -15,6 +15,7 @@ typedef struct emitter {
     attune__words *body;
     uint32_t *value; /* ids, by node */
     uint32_t *nan;   /* likewise: whether the value is NaN; 0 = not emitted yet */
+    bool smooth;     /* functions need not have all digits */
 } emitter;
 
 static uint32_t new_id(emitter *e)
@@ -277,8 +278,9 @@ static uint32_t function(emitter *e, const attune__node *node, uint32_t a, uint3
         ATTUNE__HELPER_LOG2,  ATTUNE__HELPER_SQRT, ATTUNE__HELPER_RSQRT, ATTUNE__HELPER_TANH, ATTUNE__HELPER_SIGMOID,
         ATTUNE__HELPER_SIN,   ATTUNE__HELPER_COS,  ATTUNE__HELPER_POW,
     };
-    return call(e, helpers[node->op - ATTUNE__OP_FLOOR], e->module->type_float, (uint32_t[]){a, b},
-                node->op == ATTUNE__OP_POW ? 2 : 1);
+    const bool is_short = node->op == ATTUNE__OP_TANH && e->smooth && e->module->helper[ATTUNE__HELPER_SHORT_TANH];
+    return call(e, is_short ? ATTUNE__HELPER_SHORT_TANH : helpers[node->op - ATTUNE__OP_FLOOR], e->module->type_float,
+                (uint32_t[]){a, b}, node->op == ATTUNE__OP_POW ? 2 : 1);
 }
 
 static uint32_t emit_node(emitter *e, const attune__node *node)
@@ -564,6 +566,7 @@ void attune__mods_emit(attune__module *module, const attune__stub *stub, const a
              : stub->kind == ATTUNE__STUB_SCORE ? mods->score
              : !is_derivative                   ? mods->mask
                                                 : NULL;
+    e.smooth = stub->kind == ATTUNE__STUB_SCORE && e.expr && attune__is_smooth(e.expr);
     const uint32_t label = new_id(&e);
     attune__words_add(body, SpvOpLabel, &label, 1);
     if (!e.expr) {

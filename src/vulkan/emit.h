@@ -45,6 +45,7 @@ typedef enum attune__helper {
     ATTUNE__HELPER_ADD,
     ATTUNE__HELPER_BOUND,
     ATTUNE__HELPER_BOUND_SELECT,
+    ATTUNE__HELPER_SHORT_TANH, /* of kernels that round weights to 16 bits */
     ATTUNE__HELPER_COUNT
 } attune__helper;
 
