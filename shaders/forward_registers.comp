@@ -28,6 +28,8 @@ layout(local_size_x_id = ATTUNE_VULKAN_THREADS_ID) in;
 
 const uint FETCHED = FETCH * THREADS;
 const uint LEAD = AHEAD ? 1u : 0u;
+/* Groups of Q that an invocation has in flight. */
+const uint Q_LOADS = ALIGNED ? 8u : 1u;
 
 /* Whether a step stores tiles and begins loads after its products, or before: which is faster was measured
  * (docs/decisions/0074-vulkan-forward-schedule.md). */
@@ -305,6 +307,17 @@ float value_of_codes(const in float sum)
                                          : 0.0;
 }
 
+/* Two elements of O. Where the fragment layout is QUADS, conversions to f16 round to nearest even
+ * (fragment_layout.comp). */
+uint pack_pair(const in float x, const in float y)
+{
+#if ELEMENT == 1
+    if (QUADS && O_TYPE == F16)
+        return packFloat2x16(f16vec2(x, y));
+#endif
+    return pack(O_TYPE, x, y);
+}
+
 void main()
 {
     attune_vulkan_arguments args = attune_vulkan_arguments(push.arguments);
@@ -348,16 +361,24 @@ void main()
     FETCH_K
     FETCH_V
 
-    /* 1: load Q, through shared memory in as many parts as that needs */
+    /* 1: load Q, through shared memory in as many parts as that needs. In place of a row past the last that one is
+     * read; its results are not stored. */
     MATRIX_A held[HELD_COUNT];
     [[unroll]] for (uint part = 0u; part < BLOCK_M; part += Q_ROWS) {
-        [[dont_unroll]] for (uint i = tid; i < Q_ROWS * K_GROUPS; i += THREADS) {
-            uint r = part + i / K_GROUPS, g = i % K_GROUPS;
-            uvec2 at = address_step(address_step(q_plane, head_of(r, coord.queries), q_stride_h),
-                                    coord.q0 + query_of(r, coord.queries), q_stride);
-            Group q8 = fetch(Q_TYPE, address_add(at, g * 8u * bytes_of(Q_TYPE)), aligned,
-                             r < coord.rows && g < HEAD_DIM / 8u);
-            memory[(r - part) * K_STRIDE + g] = convert(Q_TYPE, q8, TYPE);
+        [[dont_unroll]] for (uint i0 = tid; i0 < Q_ROWS * K_GROUPS; i0 += Q_LOADS * THREADS) {
+            Group q8[Q_LOADS];
+            [[unroll]] for (uint f = 0u; f < Q_LOADS; f++) {
+                uint i = i0 + f * THREADS, r = min(part + i / K_GROUPS, coord.rows - 1u), g = i % K_GROUPS;
+                uvec2 at = address_step(address_step(q_plane, head_of(r, coord.queries), q_stride_h),
+                                        coord.q0 + query_of(r, coord.queries), q_stride);
+                q8[f] = fetch(Q_TYPE, address_add(at, g * 8u * bytes_of(Q_TYPE)), aligned,
+                              8u * K_GROUPS == HEAD_DIM || g < HEAD_DIM / 8u);
+            }
+            [[unroll]] for (uint f = 0u; f < Q_LOADS; f++) {
+                uint i = i0 + f * THREADS;
+                if (i < Q_ROWS * K_GROUPS)
+                    memory[i / K_GROUPS * K_STRIDE + i % K_GROUPS] = convert(Q_TYPE, q8[f], TYPE);
+            }
         }
         barrier();
         if (warp * ROWS / Q_ROWS == part / Q_ROWS) [[unroll]]
@@ -575,6 +596,7 @@ void main()
             store_row(args.row_max, coord.b, h, q_row, row_max_bits(of_row.y, of_row.w));
         }
     }
+    const uvec2 o_plane = plane(args.o, coord.b, coord.h0), o_stride_h = args.o.stride_h, o_stride = args.o.stride_row;
     [[dont_unroll]] for (uint t0 = 0u; t0 < O_TILES; t0 += O_CHUNK) {
         barrier();
         [[unroll]] for (uint i = 0u; i < O_COUNT; i++) {
@@ -594,11 +616,15 @@ void main()
                     uint to = ((coord.b * args.heads + h) * args.q_len + q_row) * args.splits + coord.split;
                     OutVec4(address_add(address_step(args.partials, to, uvec2(HEAD_DIM_V * 4u, 0u)), column * 4u))
                         .value = value;
-                } else
-                    store4(O_TYPE,
-                           address_add(address_step(plane(args.o, coord.b, h), q_row, args.o.stride_row),
-                                       column * bytes_of(O_TYPE)),
-                           o_aligned, value);
+                } else {
+                    uvec2 to = address_add(
+                        address_step(address_step(o_plane, head_of(r, coord.queries), o_stride_h), q_row, o_stride),
+                        column * bytes_of(O_TYPE));
+                    if (o_aligned && O_TYPE != F32)
+                        OutUvec2(to).value = uvec2(pack_pair(value.x, value.y), pack_pair(value.z, value.w));
+                    else
+                        store4(O_TYPE, to, o_aligned, value);
+                }
             }
         }
     }

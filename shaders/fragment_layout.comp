@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The fragment layout of this driver: which element of a matrix each lane holds, as an accumulator and as the operand
-// A. One subgroup loads matrices whose elements are their own numbers; src/vulkan/fragment_layout.c compares.
+// A, and whether conversions to f16 round to nearest even. One subgroup loads matrices whose elements are their own
+// numbers; src/vulkan/fragment_layout.c compares.
 #version 460
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_buffer_reference : require
@@ -39,6 +40,11 @@ void main()
     coopmat<float16_t, gl_ScopeSubgroup, MATRIX_M, MATRIX_N, gl_MatrixUseA> operand;
     coopMatLoad(sums, numbers, 0u, MATRIX_N, gl_CooperativeMatrixLayoutRowMajor);
     coopMatLoad(operand, halves, 0u, MATRIX_N / 2u, gl_CooperativeMatrixLayoutRowMajor);
+    /* Halfway between two neighbours of f16; numbers[0] is 0, which the compiler does not know. */
+    const bool rounds = float(float16_t(2049.0 + numbers[0])) == 2048.0 &&
+                        float(float16_t(2051.0 + numbers[0])) == 2052.0;
+    if (lane == 0u)
+        Result(arguments.result).value[LANES * LENGTH] = rounds ? 1u : 0u;
     const bool as_long = sums.length() == LENGTH && operand.length() == LENGTH;
     for (uint e = 0u; e < LENGTH; e++)
         Result(arguments.result).value[lane * LENGTH + e] = as_long ? uint(sums[e]) | uint(float(operand[e])) << 16

@@ -54,7 +54,7 @@ static attune_status read_layout(attune__vulkan_device *device, attune_buffer *b
         status = attune__vulkan_finish(device, slot, NULL, &seconds);
     }
     if (status == ATTUNE_OK)
-        status = attune__vulkan_buffer_read(buffer, 0, elements, count * sizeof *elements);
+        status = attune__vulkan_buffer_read(buffer, 0, elements, (count + 1) * sizeof *elements);
     attune__vulkan_pipeline_destroy(device, &pipeline);
     return status;
 }
@@ -63,15 +63,16 @@ static attune_status read_layout(attune__vulkan_device *device, attune_buffer *b
 static attune_status probe(attune__vulkan_device *device, bool *same)
 {
     const attune_limits *limits = &device->physical.info.limits;
-    uint32_t elements[MAX_ELEMENTS];
+    /* Each lane's elements, and whether conversions to f16 round to nearest, which QUADS stands for too. */
+    uint32_t elements[MAX_ELEMENTS + 1];
     const uint32_t count = limits->matrix_m * limits->matrix_n, length = count / limits->subgroup_size;
     attune_buffer *buffer = NULL;
     attune_status status = count <= MAX_ELEMENTS ? ATTUNE_OK : ATTUNE_UNSUPPORTED;
     if (status == ATTUNE_OK)
-        status = attune__vulkan_buffer_create(&device->base, count * sizeof *elements, &buffer);
+        status = attune__vulkan_buffer_create(&device->base, (count + 1) * sizeof *elements, &buffer);
     if (status == ATTUNE_OK)
         status = read_layout(device, buffer, elements, count);
-    *same = status == ATTUNE_OK;
+    *same = status == ATTUNE_OK && (elements[count] || limits->fragment_layout != ATTUNE_FRAGMENT_QUADS);
     for (uint32_t i = 0; *same && i < count; i++) {
         const uint32_t at = element_at(limits, i / length, i % length);
         *same = elements[i] == (at | at << 16);
