@@ -69,8 +69,8 @@ float sum_across(const in float value)
 }
 
 /* O is rescaled only when the row maximum rises by more than this power of two. That is rare, and weights stay far
- * below the largest f16. */
-const float RESCALE_THRESHOLD = SCORE ? 8.0 * LN2 : 8.0;
+ * below the largest f16. With bf16, whose roundings are larger, a row's largest weight is always 1, without one. */
+const float RESCALE_THRESHOLD = TYPE == BF16 ? 0.0 : SCORE ? 8.0 * LN2 : 8.0;
 
 uvec2 address_sum(const in uvec2 a, const in uvec2 b)
 {
@@ -168,9 +168,12 @@ bool is_masked(const in Keys keys, const in uint kv_len)
  * V of tiles with forbidden pairs, whose weight of 0 must not multiply NaN or an infinity: they are 0 in the loop over
  * tiles, and if there was one in any tile another loop adds them (codes).
  */
+const uint INFINITE = TYPE == BF16 ? 0x7f80u : 0x7c00u;
+
 uint finite_mask(const in uint word)
 {
-    return ((word & 0x7c00u) == 0x7c00u ? 0u : 0xffffu) | ((word & 0x7c000000u) == 0x7c000000u ? 0u : 0xffff0000u);
+    const uint high = INFINITE << 16;
+    return ((word & INFINITE) == INFINITE ? 0u : 0xffffu) | ((word & high) == high ? 0u : 0xffff0000u);
 }
 
 uvec4 finite_of(const in uvec4 group)
@@ -291,11 +294,13 @@ uvec4 finite_of(const in uvec4 group)
  * them is NaN: such a pair multiplies its code by CODE_NAN. */
 const float CODE_NEGATIVE = 256.0, CODE_NAN = 32768.0;
 
+/* The bits of CODE_NAN, CODE_NEGATIVE and 1 in 16 bits. */
 uint code_of(const in uint bits)
 {
-    uint magnitude = bits & 0x7fffu;
-    uint infinity = (bits & 0x8000u) != 0u ? 0x5c00u : 0x3c00u;
-    return magnitude > 0x7c00u ? 0x7800u : magnitude == 0x7c00u ? infinity : 0u;
+    const bool wide = TYPE == BF16;
+    uint magnitude = bits & 0x7fffu, negative = wide ? 0x4380u : 0x5c00u, positive = wide ? 0x3f80u : 0x3c00u;
+    uint infinity = (bits & 0x8000u) != 0u ? negative : positive;
+    return magnitude > INFINITE ? (wide ? 0x4700u : 0x7800u) : magnitude == INFINITE ? infinity : 0u;
 }
 
 float value_of_codes(const in float sum)

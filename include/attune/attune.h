@@ -296,10 +296,10 @@ ATTUNE_API attune_status attune_device_info_get(const attune_device *device, att
 /*
  * Measures the peaks that `attune bench` relates its figures to. flops: operations per second of independent fused
  * multiply-adds (two operations each), on the units that the backend's kernels of this dtype use. These are matrix
- * units with f32 accumulation for f16 and bf16 on CUDA and, where the device has cooperative matrices, for f16 on
- * Vulkan; Vulkan computes bf16 in f32, OpenCL every type. On the CPU they are products of bf16 where limits.matrix has
- * them, of which f16 with AMX takes three or four each. bandwidth: bytes per second of a large copy, read plus written.
- * Takes about a second, uses the whole device, allocates. Either output may be NULL.
+ * units with f32 accumulation for f16 and bf16 on CUDA and, where the device has cooperative matrices of the type
+ * (limits.bf16), on Vulkan; else Vulkan computes bf16 in f32, OpenCL every type. On the CPU they are products of bf16
+ * where limits.matrix has them, of which f16 with AMX takes three or four each. bandwidth: bytes per second of a large
+ * copy, read plus written. Takes about a second, uses the whole device, allocates. Either output may be NULL.
  */
 ATTUNE_API attune_status attune_device_measure(attune_device *device, attune_dtype dtype, double *flops,
                                                double *bandwidth);

@@ -60,7 +60,8 @@ static const char *reject_dtype(const attune__family *family, const attune__sear
     const bool known = family->dtypes >> dtype & 1;
     /* Cooperative matrices need the 16-bit type; other Vulkan and OpenCL kernels load 16-bit floats as integers. */
     const bool lacking = (s->q_dtype == ATTUNE_F64 && !limits->f64) ||
-                         (family->matrix & ATTUNE_MATRIX_COOPMAT && s->k_dtype == ATTUNE_F16 && !limits->f16);
+                         (family->matrix & ATTUNE_MATRIX_COOPMAT && s->k_dtype == ATTUNE_F16 && !limits->f16) ||
+                         (family->matrix & ATTUNE_MATRIX_COOPMAT && s->k_dtype == ATTUNE_BF16 && !limits->bf16);
     if (known && !lacking)
         return NULL;
     if (known) {

@@ -326,13 +326,22 @@ static const char *coopmat_reject_automatic(const attune__search *search)
         return "the driver runs on the CPU, where matrices are slow";
     if (search->limits->fragment_layout != ATTUNE_FRAGMENT_QUADS)
         return "its matrices lie in the lanes in a way that is not known, and then it is not faster: by name alone";
+    if (search->shape->k_dtype == ATTUNE_BF16)
+        return "with bf16 it is not the default: by name alone";
     return search->pass == ATTUNE__PASS_DECODE ? "in decode it is not measured: by name alone" : NULL;
 }
 
 static const char *coopmat_reject_problem(const attune__search *search)
 {
+    const attune__shape *s = search->shape;
+    if (s->k_dtype != s->v_dtype)
+        return "its matrices of k and of v have one type";
+    if (s->k_dtype == ATTUNE_BF16 && !search->limits->fragment_layout)
+        return "its matrices lie in the lanes in a way that is not known, and then it multiplies f16 alone";
     if (search->pass != ATTUNE__PASS_BACKWARD)
         return NULL;
+    if (s->k_dtype == ATTUNE_BF16)
+        return "its backward pass multiplies f16 alone";
     if (!search->limits->fragment_layout)
         return "its matrices lie in the lanes in a way that is not known, and its backward pass needs to know";
     return vulkan_reject_problem(search);
@@ -344,7 +353,7 @@ const attune__family attune__vulkan_coopmat = {
     .sinks = true,
     .matrix = ATTUNE_MATRIX_COOPMAT,
     .subgroups = true,
-    .dtypes = 1u << ATTUNE_F16,
+    .dtypes = 1u << ATTUNE_F16 | 1u << ATTUNE_BF16,
     .mixes = MIXES,
     .reject_problem = coopmat_reject_problem,
     .reject_automatic = coopmat_reject_automatic,

@@ -7,19 +7,20 @@
 #include "shaders/backward_matrix_kv_f16.h"
 #include "shaders/backward_matrix_q_f16.h"
 #include "shaders/forward_matrix_f16.h"
+#include "shaders/forward_registers_bf16.h"
 #include "shaders/forward_registers_f16.h"
 #endif
 
 static attune__vulkan_module forward(const attune_limits *limits, attune_dtype dtype)
 {
 #if ATTUNE_HAVE_COOPERATIVE_MATRIX
-    static const attune__vulkan_module modules[2] = {ATTUNE__VULKAN_MODULE(attune__spirv_forward_matrix_f16),
-                                                     ATTUNE__VULKAN_MODULE(attune__spirv_forward_registers_f16)};
+    static const attune__vulkan_module modules[3] = {ATTUNE__VULKAN_MODULE(attune__spirv_forward_matrix_f16),
+                                                     ATTUNE__VULKAN_MODULE(attune__spirv_forward_registers_f16),
+                                                     ATTUNE__VULKAN_MODULE(attune__spirv_forward_registers_bf16)};
 #else
-    static const attune__vulkan_module modules[2];
+    static const attune__vulkan_module modules[3];
 #endif
-    (void)dtype;
-    return modules[limits->fragment_layout != 0];
+    return modules[dtype == ATTUNE_BF16 ? 2 : limits->fragment_layout != 0];
 }
 
 static attune__matrix_shape matrix_shape(const attune_limits *limits)

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The peaks that shares are reported of: independent multiply-adds, of the units that kernels of the dtype use (f16 on
- * cooperative matrices into f32, where there are such; else f16 in pairs; bf16 in f32), and a large copy by the device:
- * the better of its own and a kernel's, since some drivers copy with an engine that reaches a fifth of the memory's
- * bandwidth.
+ * cooperative matrices into f32, where there are such; else f16 in pairs, and bf16 in f32), and a large copy by the
+ * device: the better of its own and a kernel's, since some drivers copy with an engine that reaches a fifth of the
+ * memory's bandwidth.
  */
 #include "vulkan/launch.h"
 
@@ -16,7 +16,8 @@
 #include "shaders/types.h"
 
 #if ATTUNE_HAVE_COOPERATIVE_MATRIX
-#include "shaders/measure_matrix.h"
+#include "shaders/measure_matrix_bf16.h"
+#include "shaders/measure_matrix_f16.h"
 #endif
 
 #define SECONDS 0.3
@@ -107,7 +108,7 @@ static attune_status measure_scalars(attune__vulkan_device *device, bool f16, do
 }
 
 #if ATTUNE_HAVE_COOPERATIVE_MATRIX
-static attune_status measure_matrices(attune__vulkan_device *device, double *flops)
+static attune_status measure_matrices(attune__vulkan_device *device, bool bf16, double *flops)
 {
     const attune_limits *limits = &device->physical.info.limits;
     const uint32_t most = limits->workgroup_invocations < MAX_WIDTH ? limits->workgroup_invocations : MAX_WIDTH;
@@ -119,9 +120,10 @@ static attune_status measure_matrices(attune__vulkan_device *device, double *flo
     uint32_t constants[ATTUNE__VULKAN_CONSTANTS] = {0};
     attune__vulkan_set_measure(&matrices, constants);
     const attune__vulkan_pipeline_desc desc = {
-        .name = "measure_matrix",
-        .words = attune__spirv_measure_matrix,
-        .word_count = sizeof attune__spirv_measure_matrix / sizeof(uint32_t),
+        .name = bf16 ? "measure_matrix_bf16" : "measure_matrix_f16",
+        .words = bf16 ? attune__spirv_measure_matrix_bf16 : attune__spirv_measure_matrix_f16,
+        .word_count = (bf16 ? sizeof attune__spirv_measure_matrix_bf16 : sizeof attune__spirv_measure_matrix_f16) /
+                      sizeof(uint32_t),
         .push_constants = sizeof(arguments),
         .constants = constants,
         .subgroup_size = limits->subgroup_size,
@@ -130,9 +132,9 @@ static attune_status measure_matrices(attune__vulkan_device *device, double *flo
     return measure_pipeline(device, &desc, MATRIX_ROUND_FLOPS * product * subgroups, flops);
 }
 #else
-static attune_status measure_matrices(attune__vulkan_device *device, double *flops)
+static attune_status measure_matrices(attune__vulkan_device *device, bool bf16, double *flops)
 {
-    (void)device, (void)flops;
+    (void)device, (void)bf16, (void)flops;
     return attune__fail(ATTUNE_INTERNAL, "matrices were not compiled into this library");
 }
 #endif
@@ -140,8 +142,9 @@ static attune_status measure_matrices(attune__vulkan_device *device, double *flo
 static attune_status measure_flops(attune__vulkan_device *device, attune_dtype dtype, double *flops)
 {
     const bool f16 = dtype == ATTUNE_F16 && device->physical.features.float16;
-    if (f16 && device->physical.info.limits.matrix & ATTUNE_MATRIX_COOPMAT)
-        return measure_matrices(device, flops);
+    const bool bf16 = dtype == ATTUNE_BF16 && device->physical.info.limits.bf16;
+    if ((f16 || bf16) && device->physical.info.limits.matrix & ATTUNE_MATRIX_COOPMAT)
+        return measure_matrices(device, bf16, flops);
     return measure_scalars(device, f16, flops);
 }
 

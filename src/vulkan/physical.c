@@ -367,5 +367,8 @@ void attune__vulkan_limits_choose(attune__vulkan_physical *physical)
     limits->matrix_n = matrix->n;
     limits->matrix_k = matrix->k;
     limits->fragment_layout = expected_layout(physical, matrix);
-    /* limits->bf16 stays false: the kernel is compiled for f16 alone. */
+    /* Where the kernel for f16 has the same tiles: it is compiled for both. */
+    const attune__vulkan_matrix *wide = choose_matrix(physical, VK_COMPONENT_TYPE_BFLOAT16_KHR);
+    limits->bf16 = f->bfloat16 && f->bfloat16_cooperative_matrix && limits->fragment_layout && wide &&
+                   wide->m == matrix->m && wide->n == matrix->n && wide->k == matrix->k;
 }

@@ -23,11 +23,11 @@ static bool draw(const case_suite *s, uint64_t number, case_job *job)
 }
 
 /* Cooperative matrices wherever the mask's blocks allow, in decode too. A split's keys are bounded on a driver that
- * runs on the CPU: long cases take the planner's kernel. Q and O of any type, but f16 keys and values. */
-static void take_matrices(attention_case *c)
+ * runs on the CPU: long cases take the planner's kernel. Q and O of any type. */
+static void take_matrices(attention_case *c, attune_dtype kv_dtype)
 {
     const bool past_256 = c->head_dim > 256 || c->head_dim_v > 256;
-    c->kv_dtype = ATTUNE_F16;
+    c->kv_dtype = kv_dtype;
     if (!c->options && !past_256 && c->kv_len <= 2048 && (!c->mask || (c->q_block % 16 == 0 && c->kv_block % 16 == 0)))
         c->options = "{\"KERNEL\": \"vulkan_coopmat\"}";
 }
@@ -35,14 +35,14 @@ static void take_matrices(attention_case *c)
 static bool make_matrix_row(const case_suite *s, uint32_t row, uint32_t variant, case_job *job)
 {
     const bool made = make_row(s, row, variant, job);
-    take_matrices(&job->c);
+    take_matrices(&job->c, s->bf16 ? ATTUNE_BF16 : ATTUNE_F16);
     return made;
 }
 
 static bool draw_matrix(const case_suite *s, uint64_t number, case_job *job)
 {
     const bool made = draw(s, number, job);
-    take_matrices(&job->c);
+    take_matrices(&job->c, s->bf16 ? ATTUNE_BF16 : ATTUNE_F16);
     return made;
 }
 
@@ -136,6 +136,7 @@ static bool make_last_row(const case_suite *s, uint32_t row, uint32_t variant, c
 static const attune_dtype dtypes[] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16, ATTUNE_F64};
 static const attune_dtype half_dtypes[] = {ATTUNE_F16, ATTUNE_BF16};
 static const attune_dtype matrix_dtypes[] = {ATTUNE_F16, ATTUNE_F32}; /* of Q */
+static const attune_dtype bfloat_dtypes[] = {ATTUNE_BF16, ATTUNE_F32};
 
 static const case_suite forward_cpu = {
     .backend = "cpu", .dtypes = dtypes, .dtype_count = 4, .row = make_row, .variants = 4, .draw = draw, .random = 1200};
@@ -190,6 +191,17 @@ static const case_suite forward_matrix = {.backend = "vulkan",
                                           .draw = draw_matrix,
                                           .random = 24};
 
+static const case_suite forward_bfloat = {.backend = "vulkan",
+                                          .matrix = ATTUNE_MATRIX_COOPMAT,
+                                          .bf16 = true,
+                                          .dtypes = bfloat_dtypes,
+                                          .dtype_count = 2,
+                                          .row = make_matrix_row,
+                                          .variants = 2,
+                                          .sample = 90,
+                                          .draw = draw_matrix,
+                                          .random = 24};
+
 static const case_suite forward_cuda = {.backend = "cuda",
                                         .dtypes = dtypes,
                                         .dtype_count = 3,
@@ -227,6 +239,7 @@ ROW_TEST(forward_few, decode_dense)
     ROW_TEST(forward_tiles, name)                                                                                      \
     ROW_TEST(forward_vulkan, name)                                                                                     \
     ROW_TEST(forward_matrix, name)                                                                                     \
+    ROW_TEST(forward_bfloat, name)                                                                                     \
     ROW_TEST(forward_cuda, name)                                                                                       \
     ROW_TEST(forward_opencl, name)
 #include "cases/table.h"
@@ -271,6 +284,11 @@ Test(forward_random, vulkan_shared)
 Test(forward_random, vulkan_matrix)
 {
     case_suite_random(&forward_matrix);
+}
+
+Test(forward_random, vulkan_bfloat)
+{
+    case_suite_random(&forward_bfloat);
 }
 
 Test(forward_random, cuda)

@@ -58,12 +58,13 @@ static attune_device *open_device(const case_suite *s, attune_instance **instanc
     if (s->prepare)
         s->prepare(device);
     cr_assert_eq(attune_device_info_get(device, &info), ATTUNE_OK);
-    const bool lacks_matrix = s->matrix & ~info.limits.matrix;
+    const bool lacks_matrix = s->matrix & ~info.limits.matrix || (s->bf16 && !info.limits.bf16);
     if (lacks_matrix || (s->subgroups && !info.limits.subgroup_operations)) {
         attune_device_destroy(device);
         attune_instance_destroy(*instance);
         cr_skip_test("the first device of %s has no %s", s->backend,
-                     lacks_matrix ? "cooperative matrices, or they were not compiled" : "subgroups that shuffle");
+                     lacks_matrix ? "cooperative matrices of the type, or they were not compiled"
+                                  : "subgroups that shuffle");
     }
     return device;
 }

@@ -36,6 +36,7 @@ struct case_suite {
     /* Makes run `variant` of a row. Returns false where the suite leaves it out. */
     bool (*row)(const case_suite *suite, uint32_t row, uint32_t variant, case_job *job);
     bool subgroups;                         /* needs a device whose subgroups shuffle */
+    bool bf16;                              /* needs matrices of bf16 */
     void (*prepare)(attune_device *device); /* the device before its plans; NULL = as it is */
     uint32_t variants;                      /* of each row */
     uint64_t sample; /* runs at scale 1 where the table is sampled (test_sampled); 0 = never sampled */

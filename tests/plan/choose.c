@@ -578,7 +578,8 @@ Test(choose, matrices_whose_fragment_layout_is_known)
         int64_t q_len;
         uint32_t fragment_layout;
         const char *why;
-    } table[] = {{ATTUNE_BF16, 2048, 1, "vulkan_coopmat: no bf16 kernel"},
+    } table[] = {{ATTUNE_BF16, 2048, 1, "vulkan_coopmat: with bf16 it is not the default"},
+                 {ATTUNE_BF16, 2048, 0, "then it multiplies f16 alone"},
                  {ATTUNE_F32, 2048, 1, "vulkan_coopmat: no f32 kernel"},
                  {ATTUNE_F16, 2048, 0, "not known, and then it is not faster"},
                  {ATTUNE_F16, 8, 1, "in decode it is not measured"}};
@@ -693,7 +694,9 @@ Test(choose, mixed_types)
          "cuda_sm80 cannot run this backward problem: it has one dtype for q, k, v and o"},
         {"h200-vulkan", ATTUNE_F32, ATTUNE_F16, ATTUNE_F32, ATTUNE_FORWARD, "{}", "vulkan_coopmat", "k and v f16"},
         {"h200-vulkan", ATTUNE_F32, ATTUNE_BF16, ATTUNE_F32, ATTUNE_FORWARD, "{}", "vulkan_subgroup",
-         "vulkan_coopmat: no bf16 kernel: there are f16"},
+         "vulkan_coopmat: with bf16 it is not the default"},
+        {"h200-vulkan", ATTUNE_F32, ATTUNE_BF16, ATTUNE_F32, ATTUNE_FORWARD, "{\"KERNEL\": \"vulkan_coopmat\"}",
+         "vulkan_coopmat", "k and v bf16"},
         {"lavapipe", ATTUNE_F16, ATTUNE_F16, ATTUNE_F32, ATTUNE_FORWARD, "{}", "vulkan_lanes", "o f32"},
         {"vulkan-minimum", ATTUNE_F32, ATTUNE_F16, ATTUNE_F16, ATTUNE_FORWARD, "{}", "vulkan_portable", "q f32"},
         {"lavapipe", ATTUNE_F32, ATTUNE_F16, ATTUNE_F32, ATTUNE_BACKWARD, "{}", NULL, "it has one dtype"},
