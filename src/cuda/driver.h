@@ -62,7 +62,12 @@ enum {
     CU_RESERVED_SHARED_MEMORY_PER_BLOCK = 111
 };
 
-enum { CU_PAIR_NATIVE_ATOMIC_SUPPORTED = 3 };
+enum { CU_PAIR_NATIVE_ATOMIC_SUPPORTED = 3, CU_POINTER_MEMORY_POOL = 17, CU_LOCATION_DEVICE = 1 };
+
+/* CUmemLocation */
+typedef struct attune__cu_location {
+    int type, id;
+} attune__cu_location;
 
 enum {
     CU_FUNC_SHARED_SIZE = 1,
@@ -109,6 +114,8 @@ enum {
     X(device_pair_attribute, cuDeviceGetP2PAttribute,                                                                  \
       (int *value, int attribute, attune__cu_device device, attune__cu_device peer))                                   \
     X(context_enable_peer, cuCtxEnablePeerAccess, (attune__cu_context peer, unsigned flags))                           \
+    X(pointer_attribute, cuPointerGetAttribute, (void *value, int attribute, attune__cu_pointer pointer))              \
+    X(pool_access, cuMemPoolGetAccess, (int *flags, void *pool, attune__cu_location *location))                        \
     X(stream_create, cuStreamCreate, (attune__cu_stream * stream, unsigned flags))                                     \
     X(stream_destroy, cuStreamDestroy_v2, (attune__cu_stream stream))                                                  \
     X(stream_synchronize, cuStreamSynchronize, (attune__cu_stream stream))                                             \

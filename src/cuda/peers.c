@@ -209,6 +209,32 @@ static bool has_peer(const attune_message *messages, uint32_t count, uint32_t pe
     return found;
 }
 
+/* Fails for memory of a pool that a peer's device has no access to. That of cuMemAlloc is readable since
+ * attune_cuda_peers_create. */
+static attune_status check_readable(const struct peer *mine, const attune_message *sends, uint32_t count)
+{
+    const attune__cuda_driver *driver = &mine->messages.device->driver;
+    const attune_buffer *last = NULL;
+    for (uint32_t i = 0; i < count; i++) {
+        const attune__cuda_device *peer = mine->all->ranks[sends[i].peer].messages.device;
+        void *pool = NULL;
+        int access = 0;
+        if (((const attune__cuda_buffer *)sends[i].buffer)->owned ||
+            (sends[i].buffer == last && sends[i].peer == sends[i - 1].peer))
+            continue;
+        last = sends[i].buffer;
+        if (driver->pointer_attribute(&pool, CU_POINTER_MEMORY_POOL, attune__cuda_pointer(last)) != CU_SUCCESS || !pool)
+            continue;
+        attune__cu_location location = {CU_LOCATION_DEVICE, peer->device};
+        if (driver->pool_access(&access, pool, &location) == CU_SUCCESS && !access)
+            return attune__fail(ATTUNE_UNSUPPORTED,
+                                "q, k or v of rank %u is in a memory pool that device %d cannot read: set its access "
+                                "(cuMemPoolSetAccess), wrap memory of cuMemAlloc, or set transport.lend to NULL",
+                                (uint32_t)(mine - mine->all->ranks), peer->device);
+    }
+    return ATTUNE_OK;
+}
+
 /* After the queue's work so far, and after reads in another one. */
 static attune_status begin_loan(struct peer *mine, const attune_message *sends, uint32_t send_count,
                                 attune__cu_stream stream, uint32_t *turn)
@@ -222,13 +248,14 @@ static attune_status begin_loan(struct peer *mine, const attune_message *sends, 
     own->sends = sends;
     own->count = send_count;
     ATTUNE__TRY(attune__cuda_enter(e->device));
+    attune_status status = check_readable(mine, sends, send_count);
     attune__cu_result result = CU_SUCCESS;
-    if (mine->read_on && mine->read_on != stream)
+    if (status == ATTUNE_OK && mine->read_on && mine->read_on != stream)
         result = driver->stream_wait(stream, mine->read, 0);
-    if (result == CU_SUCCESS)
+    if (status == ATTUNE_OK && result == CU_SUCCESS)
         result = driver->event_record(own->lent, stream);
     attune__cuda_leave(e->device);
-    return attune__cuda_check(e->device, result, "an event of a loan");
+    return status == ATTUNE_OK ? attune__cuda_check(e->device, result, "an event of a loan") : status;
 }
 
 /* Finds what is received: the n-th message of a peer is the n-th that it sends to this rank. */

@@ -220,6 +220,20 @@ int cuCtxEnablePeerAccess(void *peer, unsigned flags)
     CALL("cuCtxEnablePeerAccess");
     return 0;
 }
+int cuPointerGetAttribute(void *value, int attribute, unsigned long long pointer)
+{
+    (void)attribute, (void)pointer;
+    CALL("cuPointerGetAttribute");
+    *(void **)value = fake.pool ? &some_object : NULL;
+    return 0;
+}
+int cuMemPoolGetAccess(int *flags, void *pool, attune__cu_location *location)
+{
+    (void)pool, (void)location;
+    CALL("cuMemPoolGetAccess");
+    *flags = fake.pool_access;
+    return 0;
+}
 int cuStreamWaitEvent(void *stream, void *event, unsigned flags)
 {
     (void)flags, (void)stream, (void)event;

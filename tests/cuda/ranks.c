@@ -496,6 +496,37 @@ Test(cuda_ranks, lend, .timeout = 60)
     scene_close(&s);
 }
 
+/* An engine's memory that other devices cannot read is refused before they do. */
+Test(cuda_ranks, lend_pool)
+{
+    scene s = {0};
+    attune_cuda_peers *peers;
+    attune_transport t;
+    attune_buffer *wrapped;
+    scene_open(&s);
+    cr_assert_eq(attune_cuda_buffer_wrap(s.device, 4096, 64, &wrapped), ATTUNE_OK);
+    for (int i = 0; i < 4; i++) {
+        attune_buffer *const buffer = i < 3 ? wrapped : s.from;
+        const attune_message sends[2] = {{.buffer = buffer, .size = 8}, {.buffer = buffer, .offset = 8, .size = 8}};
+        driver->pool = i > 0;
+        driver->pool_access = i == 1 ? 3 : 0;
+        cr_assert_eq(attune_cuda_peers_create(&s.device, 1, &peers), ATTUNE_OK);
+        cr_assert_eq(attune_cuda_peers_transport(peers, 0, &t), ATTUNE_OK);
+        const attune_status status = t.lend(t.user, sends, 2, NULL, 0, attune_device_queue(s.device));
+        cr_expect_eq(status, i == 2 ? ATTUNE_UNSUPPORTED : ATTUNE_OK, "%d: %d", i, status);
+        cr_expect(i != 2 || strstr(attune_last_error(), "memory pool"), "%s", attune_last_error());
+        if (status != ATTUNE_OK)
+            t.abort(t.user);
+        else
+            cr_expect_eq(t.finish(t.user, attune_device_queue(s.device)), ATTUNE_OK);
+        t.reclaim(t.user);
+        attune_cuda_peers_destroy(peers);
+    }
+    driver->pool = 0;
+    attune_buffer_destroy(wrapped);
+    scene_close(&s);
+}
+
 /* Each call of the driver fails once in a rank that lends to nobody. */
 Test(cuda_ranks, lend_failures)
 {

@@ -238,6 +238,20 @@ int cuCtxEnablePeerAccess(void *peer, unsigned flags)
     return peer ? CU_SUCCESS : CU_INVALID_CONTEXT;
 }
 
+/* Of cuMemAlloc, the only one here. */
+int cuPointerGetAttribute(void *value, int attribute, unsigned long long pointer)
+{
+    (void)attribute, (void)pointer;
+    *(void **)value = NULL;
+    return CU_SUCCESS;
+}
+int cuMemPoolGetAccess(int *flags, void *pool, attune__cu_location *location)
+{
+    (void)pool, (void)location;
+    *flags = 0;
+    return CU_SUCCESS;
+}
+
 /* ---------------------------------------------------------------------------------------------- streams and events */
 
 int cuStreamWaitEvent(void *stream, void *event, unsigned flags)
