@@ -12,18 +12,20 @@
 #define ATTUNE_NAN      __int_as_float(0x7fffffff)
 /* kv0: a key of the tile. In unrolled loops kv - kv0 is a constant, which saves a conversion for each pair. row0: over
  * a cache, what the row's index among those of all sequences is more than q. */
-#define ATTUNE_SYMBOLS          , const attune_cuda_symbol *symbols, int kv0 = 0, int row0 = 0
-#define ATTUNE_ROW_INDEX        (q + row0)
-#define ATTUNE_FLOAT_KV         ((float)kv0 + (float)(kv - kv0))
-#define ATTUNE_FLOAT_KV_Q       ((float)(kv0 - q) + (float)(kv - kv0))
-#define ATTUNE_FLOAT_Q_KV       ((float)(q - kv0) - (float)(kv - kv0))
-#define ATTUNE_CAPTURE(n)       (&symbols[n])
-#define ATTUNE_PARAMETER_I32(n) (symbols[n].is.i32)
-#define ATTUNE_PARAMETER_F32(n) (symbols[n].is.f32)
-#define ATTUNE_TERM_I32(x)      (x)
-#define ATTUNE_TERM_F32(x)      __int_as_float(x)
-#define ATTUNE_BITS_I32(x)      (x)
-#define ATTUNE_BITS_F32(x)      __float_as_int(x)
+#define ATTUNE_SYMBOLS           , const attune_cuda_symbol *symbols, int kv0 = 0, int row0 = 0
+#define ATTUNE_ROW_INDEX         (q + row0)
+#define ATTUNE_FLOAT_KV          ((float)kv0 + (float)(kv - kv0))
+#define ATTUNE_FLOAT_KV_Q        ((float)(kv0 - q) + (float)(kv - kv0))
+#define ATTUNE_FLOAT_Q_KV        ((float)(q - kv0) - (float)(kv - kv0))
+#define ATTUNE_FLOAT_KV_Q_AND(n) ((float)(kv0 - q + (n)) + (float)(kv - kv0))
+#define ATTUNE_FLOAT_Q_KV_AND(n) ((float)(q - kv0 + (n)) - (float)(kv - kv0))
+#define ATTUNE_CAPTURE(n)        (&symbols[n])
+#define ATTUNE_PARAMETER_I32(n)  (symbols[n].is.i32)
+#define ATTUNE_PARAMETER_F32(n)  (symbols[n].is.f32)
+#define ATTUNE_TERM_I32(x)       (x)
+#define ATTUNE_TERM_F32(x)       __int_as_float(x)
+#define ATTUNE_BITS_I32(x)       (x)
+#define ATTUNE_BITS_F32(x)       __float_as_int(x)
 
 ATTUNE_FUNCTION int attune_iadd(int a, int b)
 {
@@ -203,6 +205,18 @@ ATTUNE_FUNCTION float attune_pow_half(float x)
 ATTUNE_FUNCTION float attune_fast_div(float a, float b)
 {
     return divide_fast(a, b);
+}
+/* The reciprocal is shared by the pairs of a row. That of a divisor below 2^-128 is as of 2^-128. */
+ATTUNE_FUNCTION float attune_fast_div_by_row(float a, float b)
+{
+    float inverse = 1.0f / b;
+    if (fabsf(inverse) == ATTUNE_INFINITY && b != 0.0f)
+        inverse = b < 0.0f ? -0x1.fffffep127f : 0x1.fffffep127f;
+    return a * inverse;
+}
+ATTUNE_FUNCTION float attune_fused(float a, float b, float c)
+{
+    return __fmaf_rn(a, b, c);
 }
 ATTUNE_FUNCTION float attune_fast_over(float a, float b)
 {

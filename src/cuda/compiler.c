@@ -365,9 +365,9 @@ static void add_score_near(const attune__program_desc *desc, attune__text *text)
         replace_function(text, "sin_small", "near_sin_small");
         attune__text_add(text, "#define ATTUNE_NEAR_SINES 1\n");
     }
-    attune__ctext_near(desc->score, "attune_score_near", NULL, text);
+    attune__ctext_near(desc->score, "attune_score_near", NULL, v->fused_sums, text);
     if (v->score.key_count || v->score.row_count || v->score.tile_bytes)
-        attune__ctext_near(desc->score, "attune_score_near_of", &v->score, text);
+        attune__ctext_near(desc->score, "attune_score_near_of", &v->score, v->fused_sums, text);
     if (desc->gradient)
         attune__ctext_near_slope(desc->gradient, "attune_score_slope_near", NULL, text);
     if (v->slope.key_count || v->slope.row_count)

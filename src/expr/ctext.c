@@ -459,7 +459,72 @@ static bool is_small_sine(const attune__node *node, const attune__interval *boun
     return node->op == ATTUNE__OP_SIN && bounds[node->arg[0]].flo >= -1.57f && bounds[node->arg[0]].fhi <= 1.57f;
 }
 
-static void near_text(const attune_expr *expr, uint32_t root, const char *name, const attune__terms *terms,
+static bool is_own(const attune__terms *terms, uint32_t n)
+{
+    uint32_t index;
+    return !terms || !(is_tile(terms, n) || is_term(terms->keys, terms->key_count, n, &index) ||
+                       is_term(terms->rows, terms->row_count, n, &index));
+}
+
+/* A sum with a product as one operation; false if the node is none. */
+static bool add_fused(const attune_expr *expr, uint32_t n, const attune__terms *terms, attune__text *text)
+{
+    const attune__node *node = &expr->nodes[n];
+    char a[NAME_SIZE], b[NAME_SIZE], c[NAME_SIZE];
+    const bool subtracts = node->op == ATTUNE__OP_SUB;
+    if (node->type != ATTUNE__FLOAT || (node->op != ATTUNE__OP_ADD && !subtracts))
+        return false;
+    for (uint32_t i = 2; i-- > 0;) {
+        const attune__node *product = &expr->nodes[node->arg[i]];
+        if (product->op != ATTUNE__OP_MUL || !is_own(terms, node->arg[i]))
+            continue;
+        attune__text_add(text, "    const float t%u = attune_fused(%s%s, %s, %s%s);\n", n, subtracts && i ? "-" : "",
+                         attune__ctext_operand(expr, product->arg[0], a),
+                         attune__ctext_operand(expr, product->arg[1], b), subtracts && !i ? "-" : "",
+                         attune__ctext_operand(expr, node->arg[1 - i], c));
+        return true;
+    }
+    return false;
+}
+
+/* A quotient whose divisor the pairs of a row share. */
+static bool add_row_quotient(const attune_expr *expr, uint32_t n, attune__text *text)
+{
+    const attune__node *node = &expr->nodes[n];
+    const uint16_t pair = 1u << ATTUNE__VAR_KV | 1u << ATTUNE__VAR_SCORE;
+    char a[NAME_SIZE], b[NAME_SIZE];
+    if (node->op != ATTUNE__OP_DIV || node->type != ATTUNE__FLOAT || expr->nodes[node->arg[1]].uses & pair ||
+        expr->nodes[node->arg[1]].op == ATTUNE__OP_CONST)
+        return false;
+    attune__text_add(text, "    const float t%u = attune_fast_div_by_row(%s, %s);\n", n,
+                     attune__ctext_operand(expr, node->arg[0], a), attune__ctext_operand(expr, node->arg[1], b));
+    return true;
+}
+
+/* kv - q or q - kv as a float, and an integer added to it. */
+static bool add_distance(const attune_expr *expr, uint32_t n, const attune__terms *terms, attune__text *text)
+{
+    const attune__node *node = &expr->nodes[n];
+    if (node->type != ATTUNE__FLOAT || (node->op != ATTUNE__OP_ADD && node->op != ATTUNE__OP_SUB))
+        return false;
+    const attune__node *by = &expr->nodes[node->arg[1]];
+    const char *distance = float_of_kv(expr, &expr->nodes[node->arg[0]]);
+    if (!distance || !strcmp(distance, "ATTUNE_FLOAT_KV") || !is_own(terms, node->arg[0]) ||
+        by->op != ATTUNE__OP_CONST || !(fabsf(by->value.f) <= 0x1p20f) || by->value.f != floorf(by->value.f))
+        return false;
+    attune__text_add(text, "    const float t%u = %s_AND(%d);\n", n, distance,
+                     (int)(node->op == ATTUNE__OP_ADD ? by->value.f : -by->value.f));
+    return true;
+}
+
+/* Prints a node's shorter form; false if it has none. */
+static bool add_short(const attune_expr *expr, uint32_t n, const attune__terms *terms, attune__text *text)
+{
+    return add_distance(expr, n, terms, text) || add_fused(expr, n, terms, text) || add_row_quotient(expr, n, text);
+}
+
+/* fused: shorter forms, whose results may differ in the last digits. */
+static void near_text(const attune_expr *expr, uint32_t root, const char *name, const attune__terms *terms, bool fused,
                       attune__text *text)
 {
     attune__interval bounds[ATTUNE_EXPR_MAX_NODES];
@@ -474,6 +539,8 @@ static void near_text(const attune_expr *expr, uint32_t root, const char *name, 
             continue;
         const attune__node *node = &expr->nodes[n];
         const char *distance = float_of_kv(expr, node);
+        if (fused && add_short(expr, n, terms, text))
+            continue;
         if (distance) {
             attune__text_add(text, "    const float t%u = %s;\n", n, distance);
         } else if (is_small_sine(node, bounds)) {
@@ -490,15 +557,16 @@ static void near_text(const attune_expr *expr, uint32_t root, const char *name, 
     end_function(expr, root, text);
 }
 
-void attune__ctext_near(const attune_expr *expr, const char *name, const attune__terms *terms, attune__text *text)
+void attune__ctext_near(const attune_expr *expr, const char *name, const attune__terms *terms, bool fused,
+                        attune__text *text)
 {
-    near_text(expr, expr->node_count - 1, name, terms, text);
+    near_text(expr, expr->node_count - 1, name, terms, fused, text);
 }
 
 void attune__ctext_near_slope(const attune__gradient *gradient, const char *name, const attune__terms *terms,
                               attune__text *text)
 {
-    near_text(gradient->expr, gradient->score, name, terms, text);
+    near_text(gradient->expr, gradient->score, name, terms, false, text);
 }
 
 void attune__ctext_near_reads(const attune__gradient *gradient, attune__text *text)
@@ -506,7 +574,7 @@ void attune__ctext_near_reads(const attune__gradient *gradient, attune__text *te
     char name[40];
     for (uint32_t i = 0; i < gradient->read_count; i++) {
         snprintf(name, sizeof name, "attune_capture_read_%u_near", i);
-        near_text(gradient->expr, gradient->reads[i].factor, name, NULL, text);
+        near_text(gradient->expr, gradient->reads[i].factor, name, NULL, false, text);
     }
 }
 

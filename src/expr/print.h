@@ -47,8 +47,11 @@ void attune__ctext_with_terms(const attune_expr *expr, uint32_t root, const char
  * only for |x| <= 0.5, and a sine whose argument is between -1.57 and 1.57 attune_sin_small. Conversions of kv, kv - q
  * and q - kv to float become ATTUNE_FLOAT_KV, ATTUNE_FLOAT_KV_Q and ATTUNE_FLOAT_Q_KV, which a kernel may compute by
  * float additions where lengths are below 2^23. With terms, the function takes their values.
+ * fused: sums with products are one operation each, quotients by what a row's pairs share a product, and integers are
+ * added to distances before the conversion.
  */
-void attune__ctext_near(const attune_expr *expr, const char *name, const attune__terms *terms, attune__text *text);
+void attune__ctext_near(const attune_expr *expr, const char *name, const attune__terms *terms, bool fused,
+                        attune__text *text);
 
 /*
  * void NAME(int b, int h, int q, int h_kv, int q_len, int kv_len, float *factor, float *slope, float *base, int *origin

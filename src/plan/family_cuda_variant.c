@@ -51,6 +51,7 @@ static void choose_functions(const attune__analysis *e, bool narrow, bool exact,
     variant->exact_terms =
         narrow && !e->smooth && e->smooth_pairs && variant->score.key_count + variant->score.row_count > 0;
     variant->fast_functions = variant->fast_functions || variant->exact_terms;
+    variant->fused_sums = variant->fast_functions && !variant->soft_cap && variant->near > 0;
     variant->near_sines = variant->fast_functions && exact && e->score.near_sines > 0;
     if (variant->near_sines && (variant->near == 0 || e->score.near_sines < variant->near))
         variant->near = e->score.near_sines;

@@ -127,6 +127,7 @@ typedef struct attune__variant {
     bool fast_functions; /* the score's functions need not have all digits of float32 */
     bool exact_terms;    /* ... but those of its terms have */
     float near;          /* the bound on |product| of the score's near-zero form; infinity = all, 0 = none */
+    bool fused_sums;     /* its sums with products are one operation each */
     bool near_sines;     /* the arguments of its approximate sines and cosines are small too */
     bool near_reads;     /* backward: the derivatives of capture reads have it too */
     bool mask_chunks,

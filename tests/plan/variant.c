@@ -73,7 +73,7 @@ static const wanted table[] = {
     {"h200", NULL, "score + bias[q - kv]", 2048, .head_dim = 64,
      .is = {.score_chunks = true, .score_chunk = 32, .first_score_chunk = 32}},
     {"h200", NULL, "score * exp(-heat[h] * (q - kv))", 2048, .head_dim = 128,
-     .is = {.first_score_chunk = 16, .near = INFINITY, .score = {.row_count = 1}}},
+     .is = {.first_score_chunk = 16, .near = INFINITY, .fused_sums = true, .score = {.row_count = 1}}},
     {"h200", "heat[q - kv] > 0.5", NULL, 2048, .head_dim = 128, .is = {.mask_pairs = true, .mask_chunks = true}},
     /* Approximate functions, of which the compiler begins many at once. */
     {"h200", NULL, "score * sigmoid(1.702 * score)", 2048, .head_dim = 128,
@@ -83,7 +83,7 @@ static const wanted table[] = {
     {"h200", NULL, "score * sigmoid(1.702 * score) + sin(2 * score)", 2048, .head_dim = 128,
      .is = {.score_chunk = 16, .first_score_chunk = 16, .near = 2097152, .near_sines = true}},
     {"h200", NULL, "score + sin(0.01 * (q - kv))", 2048, .head_dim = 128,
-     .is = {.first_score_chunk = 16, .near = INFINITY, .near_sines = true}},
+     .is = {.first_score_chunk = 16, .near = INFINITY, .fused_sums = true, .near_sines = true}},
     {"h200", NULL, "score + sin(q - kv + 0.1)", 1 << 23, .head_dim = 128,
      .is = {.score_chunks = true, .score_chunk = 8, .first_score_chunk = 8}},
     /* A quotient that is not continuous, in a term of the row. */
@@ -177,6 +177,7 @@ Test(variant, follows_from_the_expressions)
         SAME(linear);
         SAME(exact_terms);
         SAME(near_sines);
+        SAME(fused_sums);
         SAME(mask_chunks);
         SAME(score_chunks);
         SAME(score_chunk);
