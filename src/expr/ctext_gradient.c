@@ -56,7 +56,8 @@ static void find_diagonal_nodes(const attune_expr *expr, bool diagonal[ATTUNE_EX
     for (uint32_t n = 0; n < expr->node_count; n++) {
         const attune__node *node = &expr->nodes[n];
         const uint32_t *arg = node->arg;
-        if (node->op == ATTUNE__OP_SUB &&
+        const bool compares = node->op >= ATTUNE__OP_EQ && node->op <= ATTUNE__OP_LE; /* the sign of q - kv */
+        if ((node->op == ATTUNE__OP_SUB || compares) &&
             ((is_var(expr, arg[0], ATTUNE__VAR_Q) && is_var(expr, arg[1], ATTUNE__VAR_KV)) ||
              (is_var(expr, arg[0], ATTUNE__VAR_KV) && is_var(expr, arg[1], ATTUNE__VAR_Q)))) {
             diagonal[n] = true;
