@@ -39,9 +39,10 @@ __device__ __forceinline__ recomputed_element recompute(const attune_cuda_argume
     return r;
 }
 
-/* 7: the warps' results replace the operands in shared memory: O[O_GROUPS][BLOCK_M][SERVED_DV], then m and l. */
+/* 7: the warps' results replace the operands in shared memory: O[O_GROUPS][BLOCK_M][SERVED_DV], then m and l. rows: of
+ * the tile; with config::PARTS && TAKEN others are not read, and their stores would wait for the same banks. */
 __device__ __forceinline__ void save_groups(float *o_groups, float *ml_groups, const float (&o)[1][DV_TILES][4],
-                                            const float (&m)[1][2], const float (&l)[1][2])
+                                            const float (&m)[1][2], const float (&l)[1][2], int rows)
 {
     int lane = (int)threadIdx.x % 32;
     int group = (int)threadIdx.x / (32 * ROW_GROUPS), row = warp_row() + lane / 4;
@@ -51,6 +52,8 @@ __device__ __forceinline__ void save_groups(float *o_groups, float *ml_groups, c
         float sum = l[0][half];
         sum += __shfl_xor_sync(0xffffffffu, sum, 1);
         sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        if (config::PARTS && TAKEN && row + half * 8 >= rows)
+            continue;
 #pragma unroll
         for (int d = 0; d < DV_TILES; d++)
             *(float2 *)&o_groups[(to + half * 8) * SERVED_DV + d * 8 + column] =
@@ -78,6 +81,32 @@ __device__ __forceinline__ recomputed_element merge_groups(const float *o, const
     return x;
 }
 
+/* The same of four columns. */
+__device__ __forceinline__ four_columns merge_four(const float *o, const float *ml, int row, int d, float factor)
+{
+    four_columns x = {make_float4(0.0f, 0.0f, 0.0f, 0.0f), -ATTUNE_INF, 0.0f};
+    float2 of[KEY_GROUPS];
+#pragma unroll
+    for (int g = 0; g < KEY_GROUPS; g++) {
+        of[g] = *(const float2 *)&ml[(g * BLOCK_M + row) * 2];
+        x.m = fmaxf(x.m, of[g].x);
+    }
+    float base = x.m == -ATTUNE_INF ? 0.0f : x.m;
+#pragma unroll
+    for (int g = 0; g < KEY_GROUPS; g++) {
+        float weight = exp2_fast((of[g].x - base) * factor);
+        x.l += of[g].y * weight;
+        if (g < O_GROUPS) {
+            float4 four = *(const float4 *)&o[(g * BLOCK_M + row) * SERVED_DV + d];
+            x.o.x += four.x * weight;
+            x.o.y += four.y * weight;
+            x.o.z += four.z * weight;
+            x.o.w += four.w * weight;
+        }
+    }
+    return x;
+}
+
 /* Stores an element of O, and LSE. */
 __device__ __forceinline__ void finish(const attune_cuda_arguments &a, const attune_cuda_serving &s, const tile &t,
                                        const tile_coord &at, int d, recomputed_element x, float factor)
@@ -92,6 +121,32 @@ __device__ __forceinline__ void finish(const attune_cuda_arguments &a, const att
     float row_max = x.m * (factor * ATTUNE_LN2);
     row_total total = row_total_of(a, at.h, row_max, x.l);
     store_column(a, to, d, x.o * total.weight, total.sum);
+    if (!d)
+        store_state(a, to, total.most, total.sum, row_max, x.l);
+}
+
+/* The same of four columns. */
+__device__ __forceinline__ void finish_four(const attune_cuda_arguments &a, const attune_cuda_serving &s, const tile &t,
+                                            const tile_coord &at, int d, const four_columns &x, float factor)
+{
+    if ((HAVE_MASK || config::TREE) && finite(x.l) &&
+        !(finite(x.o.x) && finite(x.o.y) && finite(x.o.z) && finite(x.o.w))) {
+#pragma unroll 1
+        for (int i = 0; i < 4; i++)
+            finish(a, s, t, at, d + i, {i == 0 ? x.o.x : i == 1 ? x.o.y : i == 2 ? x.o.z : x.o.w, x.m, x.l}, factor);
+        return;
+    }
+    tile_coord to = {t.batch, at.h, at.h_kv, t.row0 + at.q};
+    float row_max = x.m * (factor * ATTUNE_LN2);
+    row_total total = row_total_of(a, at.h, row_max, x.l);
+    bool none = total.sum == 0.0f, kept = !none || a.is_partial;
+    float inverse = none ? 1.0f : 1.0f / total.sum;
+    o_element *o = (o_element *)a.o.address + to.b * a.o.batch + to.h * a.o.head + to.q * a.o.row + d;
+    bool paired = view_paired<o_element>(a.o);
+    store_outputs(o, kept ? x.o.x * total.weight * inverse : 0.0f, kept ? x.o.y * total.weight * inverse : 0.0f,
+                  paired);
+    store_outputs(o + 2, kept ? x.o.z * total.weight * inverse : 0.0f, kept ? x.o.w * total.weight * inverse : 0.0f,
+                  paired);
     if (!d)
         store_state(a, to, total.most, total.sum, row_max, x.l);
 }
@@ -137,6 +192,23 @@ __device__ __forceinline__ bool store(const float *o, const float *ml, const att
                                       const attune_cuda_serving &s, const tile &t, float factor)
 {
     bool bad = false;
+    if constexpr (config::PARTS && TAKEN) {
+        bool partial = t.parts > 1;
+        int end = min(t.rows - t.row, BLOCK_M) * HEAD_DIM_V;
+        float *to = part_at(s, t, t.part);
+#pragma unroll 1
+        for (int i = (int)threadIdx.x * 4; i < end; i += THREADS * 4) {
+            int row = i / HEAD_DIM_V, d = i - row * HEAD_DIM_V;
+            four_columns x = merge_four(o, ml, row, d, factor);
+            if (partial) {
+                *(float4 *)(to + i) = x.o;
+                if (d == 0)
+                    *(float2 *)(to + PART_ML + row * 2) = make_float2(x.m, x.l);
+            } else
+                finish_four(a, s, t, row_coord(a, t, t.row + row), d, x, factor);
+        }
+        return false;
+    }
 #pragma unroll 1
     for (int i = (int)threadIdx.x; i < BLOCK_M * HEAD_DIM_V; i += THREADS) {
         int row = i / HEAD_DIM_V, d = i - row * HEAD_DIM_V;
@@ -232,34 +304,30 @@ __device__ __forceinline__ void store_weighted_parts(float *weights, const attun
             totals[row] = make_float2(m, l);
     }
     __syncthreads();
+    bool here = true;
+    float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll 1
-    for (int i = (int)threadIdx.x * 4; i < end; i += THREADS * 4) {
+    for (int i = (int)threadIdx.x * 4, first = 0; i < end; here = false) {
         int row = i / HEAD_DIM_V, d = i - row * HEAD_DIM_V;
-        const float *weight = weights + row * MOST_PARTS;
-        float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (i >= THREADS * 4)
-            load_parts(o, parts + i, 0, count);
-#pragma unroll 1
-        for (int from = 0;;) {
+        const float *weight = weights + row * MOST_PARTS + first;
+        if (!here)
+            load_parts(o, parts + i, first, count);
 #pragma unroll
-            for (int j = 0; j < AT_ONCE; j++)
-                if (from + j < count) {
-                    sum.x += o[j].x * weight[from + j];
-                    sum.y += o[j].y * weight[from + j];
-                    sum.z += o[j].z * weight[from + j];
-                    sum.w += o[j].w * weight[from + j];
-                }
-            from += AT_ONCE;
-            if (from >= count)
-                break;
-            load_parts(o, parts + i, from, count);
-        }
+        for (int j = 0; j < AT_ONCE; j++)
+            if (first + j < count) {
+                sum.x += o[j].x * weight[j];
+                sum.y += o[j].y * weight[j];
+                sum.z += o[j].z * weight[j];
+                sum.w += o[j].w * weight[j];
+            }
+        first += AT_ONCE;
+        if (first < count)
+            continue;
         float2 total = totals[row];
-        tile_coord at = row_coord(a, t, t.row + row);
-        finish(a, s, t, at, d, {sum.x, total.x, total.y}, factor);
-        finish(a, s, t, at, d + 1, {sum.y, total.x, total.y}, factor);
-        finish(a, s, t, at, d + 2, {sum.z, total.x, total.y}, factor);
-        finish(a, s, t, at, d + 3, {sum.w, total.x, total.y}, factor);
+        finish_four(a, s, t, row_coord(a, t, t.row + row), d, {sum, total.x, total.y}, factor);
+        sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        first = 0;
+        i += THREADS * 4;
     }
 }
 

@@ -500,7 +500,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             /* 7: store O and LSE, or a partial result. */
             copy_wait<0>();
             __syncthreads();
-            save_groups((float *)memory, (float *)(memory + AT.ml), o, m, l);
+            save_groups((float *)memory, (float *)(memory + AT.ml), o, m, l, t.rows - t.row);
             __syncthreads();
             more = adds_fixed(t) && t.fixed < t.fixed_last;
             if (more)
