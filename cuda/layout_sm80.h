@@ -115,6 +115,16 @@ ATTUNE_CUDA_LAYOUT unsigned attune_cuda_serving_sm80_dv(attune_cuda_tile t)
                                     (attune_cuda_serving_sm80_shares_p(t) ? attune_cuda_serving_sm80_groups(t) : 1));
 }
 
+/* With several stages, of keys that have more columns than values: these are a part of the keys, as a rule, and have no
+ * memory of their own. Where they are not, a tile's replace its keys after S. */
+ATTUNE_CUDA_LAYOUT int attune_cuda_serving_sm80_v_in_k(attune_cuda_tile t)
+{
+    const unsigned d = attune_cuda_round_up(t.head_dim, ATTUNE_CUDA_PADDING) * t.element,
+                   dv = attune_cuda_serving_sm80_dv(t) * t.element;
+    return t.stages > 1 && attune_cuda_serving_sm80_shares_p(t) && t.head_dim > t.head_dim_v && dv <= d &&
+           d % 128 == 0 && dv % 128 == 0;
+}
+
 /* Floats of a row of P: 8 rows begin in different banks. */
 ATTUNE_CUDA_LAYOUT unsigned attune_cuda_serving_sm80_p_pitch(attune_cuda_tile t)
 {
@@ -128,9 +138,10 @@ ATTUNE_CUDA_LAYOUT attune_cuda_serving_sm80_layout attune_cuda_serving_sm80(attu
     const unsigned groups = attune_cuda_serving_sm80_key_groups(t);
     attune_cuda_serving_sm80_layout l = {0};
     l.k_stage = t.block_n * d * t.element;
-    l.v_stage = t.block_n * dv * t.element;
+    l.v_stage = attune_cuda_serving_sm80_v_in_k(t) ? l.k_stage : t.block_n * dv * t.element;
     l.k = t.q_parts * t.block_m * d * t.element;
-    l.v = attune_cuda_serving_sm80_one_buffer(t) ? l.k : l.k + t.stages * l.k_stage;
+    l.v =
+        attune_cuda_serving_sm80_one_buffer(t) || attune_cuda_serving_sm80_v_in_k(t) ? l.k : l.k + t.stages * l.k_stage;
     l.keys = attune_cuda_serving_sm80_one_buffer(t) ? l.k + attune_cuda_larger(l.k_stage, l.v_stage)
                                                     : l.v + t.stages * l.v_stage;
     /* With several stages the places of a key in K and in V, else its page and row. */

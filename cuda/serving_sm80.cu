@@ -461,8 +461,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                         load_rows<V_TYPE, HEAD_DIM_V, CHUNKS_V>(v, a.v, s.v_scale, t, here, v_factors);
                     else if (kv + BLOCK_N < end)
                         load_rows<K_TYPE, HEAD_DIM, CHUNKS_D>(k_tile, a.k, s.k_scale, t, later, k_factors);
-                } else if (SHARED_P)
+                } else if (SHARED_P) {
                     __syncthreads();
+                    if (V_IN_K && !v_of_k)
+                        copy_v(v, a, from, here);
+                }
                 /* 5, 6: online softmax, O += P V. */
                 if constexpr (SHARED_P) {
                     float base[1][2], all[1][BLOCK_N / 8][4];
@@ -473,7 +476,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                             softmax_exp(x, l, base, factor, n);
                         store_p(p, x);
                     }
-                    if (ONE_BUFFER)
+                    if (ONE_BUFFER || (V_IN_K && !v_of_k))
                         copy_wait<0>();
                     __syncthreads();
                     load_p(all, p);

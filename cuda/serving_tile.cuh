@@ -41,6 +41,10 @@ constexpr int AHEAD = STAGES > 1 ? STAGES - 1 : 1;
 constexpr bool V_OF_K =
     STAGES > 1 && SHARED_P &&K_TYPE == V_TYPE &&SERVED_DV <= PAD_D &&CHUNKS_D % 8 == 0 && CHUNKS_V % 8 == 0;
 
+/* The stages have K alone: V of a tile that is not of K is copied in its place. */
+constexpr bool V_IN_K = attune_cuda_serving_sm80_v_in_k(SERVED);
+static_assert(!V_IN_K || V_OF_K, "V fits in the place of K");
+
 __device__ __forceinline__ bool v_is_of_k(const attune_cuda_arguments &a)
 {
     return V_OF_K && a.v.address == a.k.address && a.v.batch == a.k.batch && a.v.head == a.k.head && a.v.row == a.k.row;
@@ -62,9 +66,21 @@ __device__ __forceinline__ void copy_tile(u32 k, u32 v, const attune_cuda_argume
 {
     if (more) {
         copy_rows<HEAD_DIM, CHUNKS_D>(k, from.k, &places->k, view_aligned(a.k));
-        if (!V_OF_K || !v_of_k)
+        if (!V_IN_K && (!V_OF_K || !v_of_k))
             copy_rows<HEAD_DIM_V, CHUNKS_V>(v, from.v, &places->v, view_aligned(a.v));
     }
+    copy_commit();
+}
+
+/* V of a tile, in the place of its K. */
+__device__ __forceinline__ void copy_v(u32, const attune_cuda_arguments &, const heads &, const int2 *)
+{
+}
+
+__device__ __forceinline__ void copy_v(u32 v, const attune_cuda_arguments &a, const heads &from,
+                                       const key_place *places)
+{
+    copy_rows<HEAD_DIM_V, CHUNKS_V>(v, from.v, &places->v, view_aligned(a.v));
     copy_commit();
 }
 
