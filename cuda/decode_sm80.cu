@@ -44,10 +44,11 @@ __device__ __forceinline__ part part_of(const attune_cuda_arguments &a, const at
 {
     part p;
     part_heads(p, a, parts, index);
-    int keys = config::HAVE_BLOCKS ? a.kv_block : BLOCK_N;
-    i64 all = (a.kv_len + keys - 1) / keys;
-    p.step = (int)(all * p.index / parts.split);
-    p.steps = (int)(all * (p.index + 1) / parts.split);
+    /* The first splits have one step more, where the steps do not divide. */
+    int keys = config::HAVE_BLOCKS ? a.kv_block : BLOCK_N, split = known_here(parts.split);
+    int all = (int)(((u32)a.kv_len + (u32)keys - 1) / (u32)keys), each = all / split, rest = all - each * split;
+    p.step = each * p.index + min(p.index, rest);
+    p.steps = p.step + each + (p.index < rest);
     p.end = (int)min((i64)p.steps * keys, (i64)a.kv_len);
     return p;
 }
@@ -278,6 +279,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     static_assert(planned(AT.size) && TERM_BYTES == AT.terms_buffer);
     u32 q_tile = shared_address(memory) + AT.q, k_tiles = q_tile + (AT.k - AT.q), v_tiles = k_tiles + (AT.v - AT.k),
         terms = v_tiles + (AT.terms - AT.v), rows = terms + (AT.state - AT.terms);
+    let_next_launch();
     part p = part_of(a, parts, (int)blockIdx.x);
     p = {uniform(p.b),     uniform(p.h),    uniform(p.h_kv),  uniform(p.row), uniform(p.rows),
          uniform(p.index), uniform(p.step), uniform(p.steps), uniform(p.end)};
@@ -379,29 +381,50 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     store(o_groups, ml_groups, a, parts, p, factor);
 }
 
-/* Combines the splits of a row: a grid of batch x heads x q_len CTAs. */
+/* Combines the splits of a row: a grid of batch x heads x q_len CTAs. As many splits are on their way at once: */
+constexpr int AT_ONCE = 16;
+
 extern "C" __global__ void attune_combine_sm80(const __grid_constant__ attune_cuda_arguments a,
                                                const __grid_constant__ attune_cuda_parts parts)
 {
-    i64 row = blockIdx.x;
-    int plane = (int)(row / a.q_len);
-    tile_coord at = {plane / a.heads, plane % a.heads, 0, (int)(row % a.q_len)};
-    const float *o = (const float *)parts.o + row * parts.split * HEAD_DIM_V;
-    const float2 *ml = (const float2 *)parts.ml + row * parts.split;
+    int row = (int)blockIdx.x, plane = row / a.q_len, b = plane / a.heads;
+    tile_coord at = {b, plane - b * a.heads, 0, row - plane * a.q_len};
+    const float2 *ml = (const float2 *)parts.ml + (i64)row * parts.split;
+    const float *o = (const float *)parts.o + (i64)row * parts.split * HEAD_DIM_V;
+    wait_for_launches();
     float factor = fold_factor(a.scale), row_max = -ATTUNE_INF, sum = 0.0f;
-    for (int i = 0; i < parts.split; i++)
-        row_max = fmaxf(row_max, ml[i].x);
+#pragma unroll 1
+    for (int i = 0; i < parts.split; i += AT_ONCE) {
+        float x[AT_ONCE];
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++)
+            x[j] = ml[min(i + j, parts.split - 1)].x;
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++)
+            row_max = fmaxf(row_max, x[j]);
+    }
     float base = row_max == -ATTUNE_INF ? 0.0f : row_max;
 #pragma unroll 1
     for (int d = (int)threadIdx.x; d < HEAD_DIM_V; d += (int)blockDim.x) {
         float value = 0.0f;
         sum = 0.0f;
-#pragma unroll 4
-        for (int i = 0; i < parts.split; i++) {
-            float2 part = ml[i];
-            float weight = exp2_fast((part.x - base) * factor);
-            sum += part.y * weight;
-            value += o[(i64)i * HEAD_DIM_V + d] * weight;
+#pragma unroll 1
+        for (int i = 0; i < parts.split; i += AT_ONCE) {
+            float2 part[AT_ONCE];
+            float of[AT_ONCE];
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; j++) {
+                int at_j = min(i + j, parts.split - 1);
+                part[j] = ml[at_j];
+                of[j] = o[(i64)at_j * HEAD_DIM_V + d];
+            }
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; j++)
+                if (i + j < parts.split) {
+                    float weight = exp2_fast((part[j].x - base) * factor);
+                    sum += part[j].y * weight;
+                    value += of[j] * weight;
+                }
         }
         store_element(a, at, d, value, row_max, sum, factor);
     }

@@ -62,8 +62,8 @@ attune_status attune__cuda_decode(const attune__program *program, attune_queue *
             driver->launch(mine->kernel.function, (unsigned)(tiles * planes * mine->split), 1, 1, mine->kernel.threads,
                            1, 1, mine->kernel.shared_memory, stream->stream, parameters, NULL);
         if (result == CU_SUCCESS && mine->split > 1 && !call->splits)
-            result = driver->launch(mine->combine, (unsigned)all, 1, 1, COMBINE_THREADS, 1, 1, 0, stream->stream,
-                                    parameters, NULL);
+            result = attune__cuda_launch_early(device, mine->combine, (unsigned)all, COMBINE_THREADS, 0, stream->stream,
+                                               parameters);
         status = attune__cuda_check(device, result, "cuLaunchKernel");
         status = attune__cuda_queue_end(stream, status, value, call->seconds);
     }
