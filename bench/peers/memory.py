@@ -93,7 +93,7 @@ def inputs(shape):
 
 
 compiled = torch.compile(flex_attention, dynamic=False)
-# Without that option the sorts of the lists are kernels of Triton's, of which ptxas compiles each for half a minute or more.
+# Without that option the sorts of the lists are kernels of Triton's, which take ptxas half a minute or more.
 compiled_lists = torch.compile(create_block_mask, options={'triton.persistent_reductions': False})
 
 
