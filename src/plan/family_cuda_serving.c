@@ -9,15 +9,22 @@
 #define MOST_BYTES   (UINT64_C(16) << 20)
 #define SHARED_BYTES (UINT64_C(80) << 20)
 
+#define SHARED_SEQUENCES 16
+#define SHARED_DIM       128
+
 bool attune__cuda_has_parts(const attune__shape *s)
 {
     const int64_t one = s->split_keys ? s->split_keys : 2 * (int64_t)ATTUNE_CUDA_SERVING_PART_KEYS;
     return s->tokens && s->kv_len > one;
 }
 
+/* Unless parts are fixed, where an H200 takes less time for it: of other batches the shared pages come from L2, and
+ * gathering rows takes longer than that (docs/decisions/0081-short-calls-over-a-cache.md). */
 bool attune__cuda_shares(const attune__shape *s)
 {
-    return s->shared_sequences > 1 && attune__cuda_has_parts(s);
+    const bool faster =
+        s->shared_sequences >= SHARED_SEQUENCES && s->head_dim >= SHARED_DIM && s->head_dim_v >= SHARED_DIM;
+    return s->shared_sequences > 1 && attune__cuda_has_parts(s) && (faster || s->split_keys);
 }
 
 attune__cuda_parts attune__cuda_serving_parts(const attune__shape *s, uint32_t block_m, uint32_t stages,

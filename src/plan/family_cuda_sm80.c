@@ -301,6 +301,12 @@ static const attune__tile sm80_serving_copied_16[] = {
     ATTUNE__TILE(16, 32, 1, 2),
     ATTUNE__TILE(16, 16, 1, 1),
 };
+/* Of sequences that share keys, which have few rows each: what one has for itself leaves most rows of larger tiles
+ * empty. */
+static const attune__tile sm80_serving_shared_16[] = {
+    ATTUNE__TILE(16, 64, 3, 4), ATTUNE__TILE(16, 64, 2, 4), ATTUNE__TILE(16, 64, 1, 4),
+    ATTUNE__TILE(16, 32, 1, 2), ATTUNE__TILE(16, 16, 1, 1),
+};
 static const attune__tile sm80_serving_64[] = {
     ATTUNE__TILE(64, 64, 1, 4), ATTUNE__TILE(64, 32, 1, 4), ATTUNE__TILE(32, 32, 1, 2),
     ATTUNE__TILE(16, 32, 1, 2), ATTUNE__TILE(16, 16, 1, 1),
@@ -357,6 +363,8 @@ static bool sm80_serving_copies(const attune__shape *s)
     return s->k_dtype == operand && s->v_dtype == operand;
 }
 
+#define SHARED_ROWS 8 /* of a sequence, at most, so that a tile of 16 has two of them */
+
 static attune__cuda_tiles sm80_serving_tiles(const attune__search *search, bool is_f32)
 {
     const attune__shape *s = search->shape;
@@ -376,6 +384,8 @@ static attune__cuda_tiles sm80_serving_tiles(const attune__search *search, bool 
                : few         ? TILES(sm80_serving_512_16)
                : stages      ? TILES(sm80_serving_copied_512_64)
                              : TILES(sm80_serving_512_64);
+    if (stages && attune__cuda_shares(s) && s->q_len * (s->heads / s->kv_heads) <= SHARED_ROWS)
+        return TILES(sm80_serving_shared_16);
     if (few && stages)
         return search->limits->shared_memory >= 200 * 1024 && !is_f32 ? TILES(sm80_serving_ahead_16)
                                                                       : TILES(sm80_serving_copied_16);
