@@ -148,6 +148,8 @@ typedef struct attune__cuda_parts {
     bool taken;                   /* CTAs take the parts in turn; then the kernel waits for the schedule itself */
     uint64_t schedule, workspace; /* bytes, multiples of 256 */
 } attune__cuda_parts;
+/* Rows of a sequence that shares keys, at most, for tiles of 16 rows, which have two of them then. */
+#define ATTUNE__CUDA_SHARED_ROWS 8
 attune__cuda_parts attune__cuda_serving_parts(const attune__shape *shape, uint32_t block_m, uint32_t stages,
                                               uint32_t resident);
 

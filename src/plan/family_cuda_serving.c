@@ -18,12 +18,14 @@ bool attune__cuda_has_parts(const attune__shape *s)
     return s->tokens && s->kv_len > one;
 }
 
-/* Unless parts are fixed, where an H200 takes less time for it: of other batches the shared pages come from L2, and
- * gathering rows takes longer than that (docs/decisions/0081-short-calls-over-a-cache.md). */
+/* Where an H200 takes less time for it: of other batches the shared pages come from L2, and gathering rows takes longer
+ * than that (docs/decisions/0081-short-calls-over-a-cache.md). With fixed parts always. */
 bool attune__cuda_shares(const attune__shape *s)
 {
-    const bool faster =
-        s->shared_sequences >= SHARED_SEQUENCES && s->head_dim >= SHARED_DIM && s->head_dim_v >= SHARED_DIM;
+    const bool wide = s->head_dim >= SHARED_DIM && s->head_dim_v >= SHARED_DIM,
+               narrow_types = attune__dtype_bytes(s) == 2 && !attune__cuda_codes(s) && !attune__cuda_is_f32(s);
+    const bool faster = s->shared_sequences >= SHARED_SEQUENCES && wide && narrow_types &&
+                        s->q_len * (s->heads / s->kv_heads) <= ATTUNE__CUDA_SHARED_ROWS;
     return s->shared_sequences > 1 && attune__cuda_has_parts(s) && (faster || s->split_keys);
 }
 

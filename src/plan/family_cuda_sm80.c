@@ -363,8 +363,6 @@ static bool sm80_serving_copies(const attune__shape *s)
     return s->k_dtype == operand && s->v_dtype == operand;
 }
 
-#define SHARED_ROWS 8 /* of a sequence, at most, so that a tile of 16 has two of them */
-
 static attune__cuda_tiles sm80_serving_tiles(const attune__search *search, bool is_f32)
 {
     const attune__shape *s = search->shape;
@@ -384,7 +382,7 @@ static attune__cuda_tiles sm80_serving_tiles(const attune__search *search, bool 
                : few         ? TILES(sm80_serving_512_16)
                : stages      ? TILES(sm80_serving_copied_512_64)
                              : TILES(sm80_serving_512_64);
-    if (stages && attune__cuda_shares(s) && s->q_len * (s->heads / s->kv_heads) <= SHARED_ROWS)
+    if (stages && attune__cuda_shares(s) && s->q_len * (s->heads / s->kv_heads) <= ATTUNE__CUDA_SHARED_ROWS)
         return TILES(sm80_serving_shared_16);
     if (few && stages)
         return search->limits->shared_memory >= 200 * 1024 && !is_f32 ? TILES(sm80_serving_ahead_16)

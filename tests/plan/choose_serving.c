@@ -118,10 +118,12 @@ Test(choose, shared_keys_over_a_cache)
     p.shared_sequences = 1;
     cr_expect_eq(cuda_narrow.workspace, plan("h200", &p, NULL).workspace);
     p.head_dim = p.head_dim_v = 128, p.shared_sequences = 32;
-    /* Sequences of more than half of such a tile have larger ones. */
+    /* Nor of sequences that have more than half of such a tile; with fixed parts these have larger ones. */
     p.heads = 32;
+    cr_expect_eq(plan("h200", &p, NULL).num_stages, cuda_alone.num_stages);
+    p.split_keys = 1024;
     cr_expect_eq(plan("h200", &p, NULL).block_m, 64);
-    p.heads = 8;
+    p.split_keys = 0, p.heads = 8;
     /* Of keys that are not divided none are shared. */
     p.kv_len = 512;
     const attune_plan_choice cuda_short = plan("h200", &p, NULL);
