@@ -433,35 +433,14 @@ ROUNDED(bf16, 2)
 /* ------------------------------------------------------------------------------------------------------------- copies
  */
 
-/* Where unit i is in both tensors. Divisions of 64 bits take longer than the copy. */
-__device__ __forceinline__ void copy_find(const attune_cuda_copy &p, unsigned i, long long &from, long long &to)
-{
-    const unsigned row = divide(i, p.by_row_units), plane = divide(row, p.by_q_len), b = divide(plane, p.by_heads);
-    const long long unit = i - row * (unsigned)p.row_units, q = row - plane * (unsigned)p.q_len,
-                    h = plane - b * (unsigned)p.heads;
-    from = b * p.from_strides[0] + h * p.from_strides[1] + q * p.from_strides[2] + unit;
-    to = b * p.to_strides[0] + h * p.to_strides[1] + q * p.to_strides[2] + unit;
-}
-
-/* A thread has several units under way. */
 template <class UNIT> __device__ __forceinline__ void copy_units(const attune_cuda_copy &p)
 {
-    constexpr unsigned TOGETHER = 4;
-    const unsigned step = gridDim.x * ATTUNE_CUDA_MERGE_THREADS, units = (unsigned)p.units;
-    for (unsigned i = blockIdx.x * ATTUNE_CUDA_MERGE_THREADS + threadIdx.x; i < units; i += TOGETHER * step) {
-        UNIT x[TOGETHER];
-        long long to[TOGETHER];
-#pragma unroll
-        for (unsigned j = 0; j < TOGETHER; j++)
-            if (i + j * step < units) {
-                long long from;
-                copy_find(p, i + j * step, from, to[j]);
-                x[j] = ((const UNIT *)p.from)[from];
-            }
-#pragma unroll
-        for (unsigned j = 0; j < TOGETHER; j++)
-            if (i + j * step < units)
-                ((UNIT *)p.to)[to[j]] = x[j];
+    const long long step = (long long)gridDim.x * ATTUNE_CUDA_MERGE_THREADS;
+    for (long long i = (long long)blockIdx.x * ATTUNE_CUDA_MERGE_THREADS + threadIdx.x; i < p.units; i += step) {
+        const long long row = i / p.row_units, unit = i - row * p.row_units, plane = row / p.q_len,
+                        q = row - plane * p.q_len, b = plane / p.heads, h = plane - b * p.heads;
+        ((UNIT *)p.to)[b * p.to_strides[0] + h * p.to_strides[1] + q * p.to_strides[2] + unit] =
+            ((const UNIT *)p.from)[b * p.from_strides[0] + h * p.from_strides[1] + q * p.from_strides[2] + unit];
     }
 }
 
@@ -475,6 +454,50 @@ extern "C" __global__ void __launch_bounds__(ATTUNE_CUDA_MERGE_THREADS)
         copy_units<unsigned>(p);
     else
         copy_units<unsigned short>(p);
+}
+
+/* Where unit i is in both tensors. Divisions of 64 bits take longer than the copy. */
+__device__ __forceinline__ void copy_find(const attune_cuda_lent_copy &p, unsigned i, long long &from, long long &to)
+{
+    const unsigned row = divide(i, p.by_row_units), plane = divide(row, p.by_q_len), b = divide(plane, p.by_heads);
+    const long long unit = i - row * (unsigned)p.copy.row_units, q = row - plane * (unsigned)p.copy.q_len,
+                    h = plane - b * (unsigned)p.copy.heads;
+    from = b * p.copy.from_strides[0] + h * p.copy.from_strides[1] + q * p.copy.from_strides[2] + unit;
+    to = b * p.copy.to_strides[0] + h * p.copy.to_strides[1] + q * p.copy.to_strides[2] + unit;
+}
+
+/* A thread has several units under way. */
+template <class UNIT> __device__ __forceinline__ void copy_lent(const attune_cuda_lent_copy &p)
+{
+    constexpr unsigned TOGETHER = 4;
+    const unsigned step = gridDim.x * ATTUNE_CUDA_MERGE_THREADS, units = (unsigned)p.copy.units;
+    for (unsigned i = blockIdx.x * ATTUNE_CUDA_MERGE_THREADS + threadIdx.x; i < units; i += TOGETHER * step) {
+        UNIT x[TOGETHER];
+        long long to[TOGETHER];
+#pragma unroll
+        for (unsigned j = 0; j < TOGETHER; j++)
+            if (i + j * step < units) {
+                long long from;
+                copy_find(p, i + j * step, from, to[j]);
+                x[j] = ((const UNIT *)p.copy.from)[from];
+            }
+#pragma unroll
+        for (unsigned j = 0; j < TOGETHER; j++)
+            if (i + j * step < units)
+                ((UNIT *)p.copy.to)[to[j]] = x[j];
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(ATTUNE_CUDA_MERGE_THREADS)
+    attune_copy_lent(const __grid_constant__ attune_cuda_lent_copies a)
+{
+    const attune_cuda_lent_copy &p = a.parts[blockIdx.y];
+    if (a.unit == 16)
+        copy_lent<uint4>(p);
+    else if (a.unit == 4)
+        copy_lent<unsigned>(p);
+    else
+        copy_lent<unsigned short>(p);
 }
 
 /* ------------------------------------------------------------------------------------------------------------- splits
@@ -514,7 +537,6 @@ extern "C" __global__ void __launch_bounds__(ATTUNE_CUDA_MERGE_THREADS)
         const int split = warp + i * SPLIT_WARPS;
         early[i] = active && split < all ? split_load(a, split, from, column) : 0.0f;
     }
-#pragma unroll 1
     for (int i = threadIdx.x; i < all; i += ATTUNE_CUDA_MERGE_THREADS) {
         int index;
         const int part = split_part(a, i, index);
@@ -522,16 +544,14 @@ extern "C" __global__ void __launch_bounds__(ATTUNE_CUDA_MERGE_THREADS)
     }
     __syncthreads();
     float m = EMPTY, sum = 0.0f, value = 0.0f;
-#pragma unroll 1
     for (int i = lane; i < all; i += 32)
         m = fmaxf(m, states[i].x);
-    for (int step = 1; step < 32; step *= 2)
+    for (int step = 32 / 2; step; step /= 2)
         m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, step));
     const float base = m == EMPTY ? 0.0f : m;
-#pragma unroll 1
     for (int i = lane; i < all; i += 32)
         sum = __fmaf_rn(states[i].y, exp2_fast((states[i].x - base) * a.factor), sum);
-    for (int step = 1; step < 32; step *= 2)
+    for (int step = 32 / 2; step; step /= 2)
         sum += __shfl_xor_sync(0xffffffffu, sum, step);
 #pragma unroll
     for (int i = 0; i < ATTUNE_CUDA_EARLY_SPLITS / SPLIT_WARPS; i++) {

@@ -49,7 +49,10 @@ typedef struct attune_cuda_merge {
 /*
  * attune_copy_tensors takes an attune_cuda_copies by value. The grid has any number of CTAs of
  * ATTUNE_CUDA_MERGE_THREADS threads for each copy, the second dimension. Units are of 2, 4 or 16 bytes; a row's are
- * adjacent, and strides are in units. A copy has at most ATTUNE_CUDA_COPY_UNITS.
+ * adjacent, and strides are in units.
+ *
+ * attune_copy_lent is the same for an attune_cuda_lent_copies, whose copies have at most ATTUNE_CUDA_COPY_UNITS:
+ * without divisions of 64 bits, and with several units of a thread under way.
  */
 #define ATTUNE_CUDA_COPY_UNITS (1 << 30)
 typedef struct attune_cuda_copy {
@@ -57,13 +60,22 @@ typedef struct attune_cuda_copy {
     long long from_strides[3], to_strides[3]; /* batch, head and row */
     long long units;
     int heads, q_len, row_units;
-    attune_cuda_divisor by_heads, by_q_len, by_row_units;
 } attune_cuda_copy;
+
+typedef struct attune_cuda_lent_copy {
+    attune_cuda_copy copy;
+    attune_cuda_divisor by_heads, by_q_len, by_row_units;
+} attune_cuda_lent_copy;
 
 typedef struct attune_cuda_copies {
     attune_cuda_copy parts[ATTUNE_CUDA_MERGE_PARTS];
     int unit;
 } attune_cuda_copies;
+
+typedef struct attune_cuda_lent_copies {
+    attune_cuda_lent_copy parts[ATTUNE_CUDA_MERGE_PARTS];
+    int unit;
+} attune_cuda_lent_copies;
 
 /*
  * attune_merge_splits takes an attune_cuda_merge_splits by value: of the splits of decode_sm80.cu on several devices,
@@ -87,7 +99,7 @@ typedef struct attune_cuda_merge_splits {
     attune_cuda_divisor by_split;
 } attune_cuda_merge_splits;
 
-typedef char attune_cuda_copies_fit[sizeof(attune_cuda_copies) <= 4096 ? 1 : -1];
+typedef char attune_cuda_copies_fit[sizeof(attune_cuda_lent_copies) <= 4096 ? 1 : -1];
 typedef char attune_cuda_merge_fits[sizeof(attune_cuda_merge) <= 4096 ? 1 : -1];
 
 #endif

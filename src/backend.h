@@ -374,8 +374,11 @@ struct attune__backend {
     /* Copies at most ATTUNE__MERGE_PARTS tensors in one launch. NULL = each is a merge of one part. */
     attune_status (*copy_tensors)(const attune__program *merger, attune_queue *queue, const attune__copied *parts,
                                   uint32_t count, uint64_t *value);
+    /* The same for keys of other devices, beside many own ones. NULL = copy_tensors. */
+    attune_status (*copy_lent)(const attune__program *merger, attune_queue *queue, const attune__copied *parts,
+                               uint32_t count, uint64_t *value);
     /* Decode leaves its splits (attune__forward.splits), and a launch merges those of several devices. NULL = it does
-     * not. With it, decode and copy_tensors take a value of NULL, where another launch follows in the queue. */
+     * not. With it, decode and copies take a value of NULL, where another launch follows in the queue. */
     attune_status (*merge_splits)(const attune__program *merger, attune_queue *queue, const attune__merge_splits *call,
                                   uint64_t *value);
     /* The bytes from the first of one buffer to the first of another, of devices that read each other's memory. NULL =

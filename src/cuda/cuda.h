@@ -209,6 +209,8 @@ attune_status attune__cuda_merge_backward(const attune__program *merger, attune_
 
 attune_status attune__cuda_copy_tensors(const attune__program *merger, attune_queue *queue, const attune__copied *parts,
                                         uint32_t count, uint64_t *value);
+attune_status attune__cuda_copy_lent(const attune__program *merger, attune_queue *queue, const attune__copied *parts,
+                                     uint32_t count, uint64_t *value);
 attune_status attune__cuda_merge_splits(const attune__program *merger, attune_queue *queue,
                                         const attune__merge_splits *call, uint64_t *value);
 int64_t attune__cuda_buffer_distance(const attune_buffer *from, const attune_buffer *to);

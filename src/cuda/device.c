@@ -257,6 +257,7 @@ const attune__backend attune__cuda_backend = {
     .merge = attune__cuda_merge,
     .merge_backward = attune__cuda_merge_backward,
     .copy_tensors = attune__cuda_copy_tensors,
+    .copy_lent = attune__cuda_copy_lent,
     .merge_splits = attune__cuda_merge_splits,
     .buffer_distance = attune__cuda_buffer_distance,
     .fewer_heads = true,

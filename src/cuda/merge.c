@@ -25,7 +25,7 @@ typedef struct merger {
     attune__program base;
     attune__cu_module module;
     attune__cu_function functions[2][KINDS];
-    attune__cu_function copy_tensors, merge_splits;
+    attune__cu_function copy_tensors, copy_lent, merge_splits;
 } merger;
 
 static attune__cuda_kernel describe_kernel(uint32_t architecture)
@@ -52,6 +52,7 @@ static attune_status load(attune__cuda_device *device, const void *cubin, merger
                                        "cuModuleGetFunction"));
     }
     ATTUNE__TRY(attune__cuda_function(device, made->module, "attune_merge_splits", &made->merge_splits));
+    ATTUNE__TRY(attune__cuda_function(device, made->module, "attune_copy_lent", &made->copy_lent));
     return attune__cuda_function(device, made->module, "attune_copy_tensors", &made->copy_tensors);
 }
 
@@ -312,9 +313,6 @@ static attune_cuda_copy describe_copy(const attune__copied *part, uint32_t unit)
                           .q_len = (int)size[2],
                           .row_units = (int)(size[3] * element / unit)};
     c.units = size[0] * size[1] * size[2] * c.row_units;
-    c.by_heads = divisor(size[1]);
-    c.by_q_len = divisor(size[2]);
-    c.by_row_units = divisor(c.row_units);
     for (int i = 0; i < 3; i++) {
         c.from_strides[i] = part->from.stride[i] * element / unit;
         c.to_strides[i] = part->to.stride[i] * element / unit;
@@ -325,35 +323,62 @@ static attune_cuda_copy describe_copy(const attune__copied *part, uint32_t unit)
 /* Of a copy: more threads have several units. */
 #define MOST_COPY_BLOCKS 512
 
-attune_status attune__cuda_copy_tensors(const attune__program *program, attune_queue *queue,
-                                        const attune__copied *parts, uint32_t count, uint64_t *value)
+/* The CTAs of each copy, for the one that has most units. */
+static int64_t copy_blocks(int64_t units)
 {
-    const merger *mine = (const merger *)program;
-    attune__cuda_device *device = attune__cuda_of(program->device);
-    attune__cuda_queue *stream = (attune__cuda_queue *)queue;
-    attune_cuda_copies arguments = {.unit = (int)copy_unit(parts, count)};
-    int64_t blocks = 1;
-    for (uint32_t i = 0; i < count; i++) {
-        arguments.parts[i] = describe_copy(&parts[i], (uint32_t)arguments.unit);
-        if (arguments.parts[i].units > ATTUNE_CUDA_COPY_UNITS)
-            return attune__fail(ATTUNE_UNSUPPORTED,
-                                "a copy has %lld units of %d bytes, expected at most %d: cut the batch",
-                                (long long)arguments.parts[i].units, arguments.unit, ATTUNE_CUDA_COPY_UNITS);
-        const int64_t wanted = (arguments.parts[i].units + ATTUNE_CUDA_MERGE_THREADS - 1) / ATTUNE_CUDA_MERGE_THREADS;
-        blocks = wanted > blocks ? wanted : blocks;
-    }
-    blocks = blocks < MOST_COPY_BLOCKS ? blocks : MOST_COPY_BLOCKS;
-    void *parameters[] = {&arguments};
+    const int64_t blocks = (units + ATTUNE_CUDA_MERGE_THREADS - 1) / ATTUNE_CUDA_MERGE_THREADS;
+    return blocks < 1 ? 1 : blocks < MOST_COPY_BLOCKS ? blocks : MOST_COPY_BLOCKS;
+}
+
+static attune_status launch_copies(const merger *mine, attune__cu_function function, attune__cuda_queue *stream,
+                                   int64_t blocks, uint32_t count, void *arguments, uint64_t *value)
+{
+    attune__cuda_device *device = attune__cuda_of(mine->base.device);
+    void *parameters[] = {arguments};
     ATTUNE__TRY(attune__cuda_enter(device));
     attune_status status = attune__cuda_queue_begin(stream, false);
     if (status == ATTUNE_OK) {
-        status = attune__cuda_check(device,
-                                    device->driver.launch(mine->copy_tensors, (unsigned)blocks, count, 1,
-                                                          ATTUNE_CUDA_MERGE_THREADS, 1, 1, 0, stream->stream,
-                                                          parameters, NULL),
-                                    "cuLaunchKernel");
+        status =
+            attune__cuda_check(device,
+                               device->driver.launch(function, (unsigned)blocks, count, 1, ATTUNE_CUDA_MERGE_THREADS, 1,
+                                                     1, 0, stream->stream, parameters, NULL),
+                               "cuLaunchKernel");
         status = attune__cuda_queue_end(stream, status, value, NULL);
     }
     attune__cuda_leave(device);
     return status;
+}
+
+attune_status attune__cuda_copy_tensors(const attune__program *program, attune_queue *queue,
+                                        const attune__copied *parts, uint32_t count, uint64_t *value)
+{
+    const merger *mine = (const merger *)program;
+    attune_cuda_copies arguments = {.unit = (int)copy_unit(parts, count)};
+    int64_t most = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        arguments.parts[i] = describe_copy(&parts[i], (uint32_t)arguments.unit);
+        most = arguments.parts[i].units > most ? arguments.parts[i].units : most;
+    }
+    return launch_copies(mine, mine->copy_tensors, (attune__cuda_queue *)queue, copy_blocks(most), count, &arguments,
+                         value);
+}
+
+attune_status attune__cuda_copy_lent(const attune__program *program, attune_queue *queue, const attune__copied *parts,
+                                     uint32_t count, uint64_t *value)
+{
+    const merger *mine = (const merger *)program;
+    attune_cuda_lent_copies arguments = {.unit = (int)copy_unit(parts, count)};
+    int64_t most = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        attune_cuda_lent_copy *c = &arguments.parts[i];
+        c->copy = describe_copy(&parts[i], (uint32_t)arguments.unit);
+        c->by_heads = divisor(c->copy.heads);
+        c->by_q_len = divisor(c->copy.q_len);
+        c->by_row_units = divisor(c->copy.row_units);
+        most = c->copy.units > most ? c->copy.units : most;
+    }
+    if (most > ATTUNE_CUDA_COPY_UNITS)
+        return attune__cuda_copy_tensors(program, queue, parts, count, value);
+    return launch_copies(mine, mine->copy_lent, (attune__cuda_queue *)queue, copy_blocks(most), count, &arguments,
+                         value);
 }

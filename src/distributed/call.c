@@ -280,8 +280,12 @@ typedef struct copies {
 
 static attune_status flush(copies *w)
 {
+    const attune_distributed *d = w->call->d;
+    const attune__backend *backend = d->device->backend;
     const uint32_t count = w->count;
     w->count = 0;
+    if (count && backend->copy_lent && !w->call->seconds)
+        return backend->copy_lent(d->merger, w->call->queue, w->parts, count, NULL);
     return count ? attune__distributed_copy(w->call, w->parts, count) : ATTUNE_OK;
 }
 
