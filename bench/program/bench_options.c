@@ -126,11 +126,10 @@ static bool check_ranks(bench_options *o, bool layout, bool link, bool overlap)
     if (!o->ranks.count && o->row.pass == ROW_DECODE)
         return bad("--direction decode requires --ranks: on one device, decode is forward with few queries");
     if (!o->ranks.count)
-        return !(layout || link || overlap) || bad("%s requires --ranks", layout ? "--layout"
-                                                                          : link ? "--transport"
-                                                                                 : "--overlap");
-    if (o->ranks.lend && o->row.pass != ROW_DECODE)
-        return bad("--lend is of --direction decode");
+        return !(layout || link || overlap || o->ranks.send) || bad("%s requires --ranks", layout    ? "--layout"
+                                                                                           : link    ? "--transport"
+                                                                                           : overlap ? "--overlap"
+                                                                                                     : "--send");
     if (o->row.pass == ROW_STEP)
         return bad("--direction is step, but --ranks has forward, backward and decode alone");
     if (layout && o->row.pass == ROW_DECODE)
@@ -253,9 +252,9 @@ cli_result bench_options_parse(bench_options *o, int argc, char **argv)
          .help = "of the ranks: on (own keys are computed while others arrive), off (all once they have), heads (some "
                  "heads while those of others arrive), read (off, and keys of others are read in place), or auto",
          .value = &overlap},
-        {.name = "--lend",
-         .help = "of ranks in decode: queries and results are read in place, where devices can",
-         .flag = &o->ranks.lend},
+        {.name = "--send",
+         .help = "between ranks, also where devices can read each other's memory in place",
+         .flag = &o->ranks.send},
         {.name = "--kernel-options",
          .argument = "JSON",
          .help = "forced kernel options, such as {\"BLOCK_M\": 64}",

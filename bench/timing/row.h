@@ -41,7 +41,7 @@ typedef struct row_ranks_options {
     char devices[ROW_RANKS][32]; /* of each rank; those of the CPU have equal shares of its threads */
     row_link link;
     attune_overlap overlap;
-    bool lend; /* decode: queries and results are read in place, where devices can */
+    bool send; /* devices read nothing of each other in place */
 } row_ranks_options;
 /* Measures a call over at most ROW_RANKS ranks, beside one of them alone, the call without its messages, and the
  * messages alone. `device` describes the row. Forward, backward or decode, without segments. */

@@ -24,7 +24,7 @@ typedef struct ranks_work {
 /* A sample on devices has calls for so many seconds, one behind another in the queues, but not more than these: one may
  * take less than threads take to meet. */
 #define QUEUED_SECONDS 0.01
-#define QUEUED_CALLS   32
+#define QUEUED_CALLS   128
 
 /* The times of a call, of a call without its messages, and of its messages alone. */
 typedef struct ranks_times {
@@ -181,15 +181,16 @@ static void run_rank(void *context, uint32_t rank)
     team *c = context;
     const ranks_work *w = c->work;
     const ranks_setup *setup = w->setup;
-    const attune_transport below = links_transport(&c->links, rank),
-                           transport = messages_transport(&c->messages[rank], &below);
+    attune_transport below = links_transport(&c->links, rank);
+    below.lend = w->ranks->send ? NULL : below.lend;
+    const attune_transport transport = messages_transport(&c->messages[rank], &below);
     attune_device *device = c->links.devices[rank];
     finish_call(c, c->partition
                        ? share_make(device, &transport, c->partition, setup->mask, &setup->problem, w->options->kernel,
                                     w->ranks->overlap, &setup->a,
                                     w->options->pass == ROW_BACKWARD ? &setup->gradients : NULL, &c->shares[rank])
-                       : share_make_decode(device, &transport, &setup->problem, w->options->kernel, w->ranks->lend,
-                                           &setup->a, &c->shares[rank]));
+                       : share_make_decode(device, &transport, &setup->problem, w->options->kernel, &setup->a,
+                                           &c->shares[rank]));
     if (rank)
         follow(c, rank);
     else
@@ -236,8 +237,8 @@ static bool measure_ranks(const ranks_work *work, const attune_partition *partit
         messages_free(&c->messages[r]);
     }
     if (linked && ranks > 1)
-        (void)snprintf(row->plan, sizeof row->plan, "transport %s%s", links_name(c->links.link),
-                       overlaps[work->ranks->overlap]);
+        (void)snprintf(row->plan, sizeof row->plan, "transport %s%s%s", links_name(c->links.link),
+                       overlaps[work->ranks->overlap], work->ranks->send ? ", sent" : "");
     links_free(&c->links);
     pthread_mutex_destroy(&c->lock);
     pthread_cond_destroy(&c->changed);

@@ -251,7 +251,7 @@ static bool deal_keys(const attune_transport *transport, int64_t kv_len, share *
 }
 
 attune_status share_make_decode(attune_device *device, const attune_transport *transport, const attune_problem *problem,
-                                const attune_kernel_options *options, bool lend, const attention *a, share *s)
+                                const attune_kernel_options *options, const attention *a, share *s)
 {
     const int64_t size = transport->size, rank = transport->rank;
     const bool by_head = a->q.size[0] < size;
@@ -260,8 +260,7 @@ attune_status share_make_decode(attune_device *device, const attune_transport *t
                                      .problem = problem,
                                      .options = options,
                                      .split = by_head ? ATTUNE_QUERIES_BY_HEAD : ATTUNE_QUERIES_BY_SEQUENCE,
-                                     .chunk = SHARE_CHUNK,
-                                     .lend = lend};
+                                     .chunk = SHARE_CHUNK};
     const int64_t all = a->q.size[by_head], first = all * rank / size, count = all * (rank + 1) / size - first;
     array o = {.dtype = attention_o_dtype(a), .rank = 4, .size = {0, 0, 0, a->v.size[3]}};
     memcpy(o.size, a->q.size, 3 * sizeof *o.size);

@@ -42,7 +42,7 @@ attune_status share_make(attune_device *device, const attune_transport *transpor
                          attune_overlap overlap, const attention *a, const share_gradients *gradients, share *s);
 /* Likewise of decode, whose queries are split by sequences if there is one for each rank, otherwise by heads. */
 attune_status share_make_decode(attune_device *device, const attune_transport *transport, const attune_problem *problem,
-                                const attune_kernel_options *options, bool lend, const attention *a, share *s);
+                                const attune_kernel_options *options, const attention *a, share *s);
 /* The first call of backward makes one of forward before. It does not wait for the device. */
 attune_status share_call(share *s);
 attune_status share_wait(const share *s);

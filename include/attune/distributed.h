@@ -170,7 +170,8 @@ typedef struct attune_transport {
      * enqueued after the next lend with the same peers runs after all reads of what was lent before. A rank may receive
      * less than its peers send: nothing of the last ones. Receives are valid until lend returns, sends that are
      * received until the next lend has returned. NULL = messages are sent; it is set on every rank or on none. A
-     * transport of one's own that calls another's callbacks must do so here as well, or set it to NULL.
+     * transport of one's own that calls another's callbacks must do so here as well, or set it to NULL; an engine sets
+     * it to NULL on every rank where other devices cannot read its q, k and v.
      */
     attune_status (*lend)(void *user, const attune_message *sends, uint32_t send_count, attune_message *receives,
                           uint32_t receive_count, attune_queue *queue);
@@ -306,9 +307,6 @@ typedef struct attune_decode_desc {
     /* Keys are dealt to ranks in turn, `chunk` at a time: rank r has keys [i * chunk, (i + 1) * chunk) for i % size =
      * r, in this order. No rank then has all new keys. 0 = 256. */
     int64_t chunk;
-    /* Queries and results are read where they are, with transport.lend, if it is set; the same on every rank. On GPUs
-     * it was timed, not compared with other results. */
-    bool lend;
 } attune_decode_desc;
 
 /* Prepares the calls of this rank; errors as attune_distributed_create. */
@@ -327,7 +325,7 @@ ATTUNE_API uint64_t attune_decode_workspace_size(const attune_decode *decode);
  *
  * Queries are sent to all ranks that have keys. Results over the keys of each rank, in f32 (f64 if o is), and their LSE
  * are returned and merged in the order of ranks: repeated calls give bitwise equal results, and on one rank those of
- * attune_forward. With desc.lend nothing is sent: ranks read each other's queries and results where they are; on CUDA
+ * attune_forward. With transport.lend nothing is sent: ranks read each other's queries and results where they are; on CUDA
  * these may be merged with other roundings, alike in every call. Otherwise as attune_distributed_forward.
  */
 ATTUNE_API attune_status attune_distributed_decode(attune_decode *decode, attune_queue *queue,

@@ -3,7 +3,7 @@
  * Decode over keys that are dealt to ranks: queries go to all ranks that have keys, each computes them over its own,
  * and partial results return to the ranks whose queries they are, which merge them. Calls do not allocate.
  *
- * With desc.lend nothing is sent: a rank gathers the queries from where other ranks have them, in one launch, and
+ * With transport.lend nothing is sent: a rank gathers the queries from where other ranks have them, in one launch, and
  * merges results that it reads from there. Results are then in memory of the object, because other ranks read them
  * after the call. They are written again after the next step's queries were lent, hence after all reads; the queries
  * are read before the results are lent, hence before the merge. Where all ranks have their results in as many splits,
@@ -226,7 +226,7 @@ attune_status attune_decode_create(attune_device *device, const attune_decode_de
     made->base.transport = transport;
     made->split = given.split;
     made->chunk = given.chunk ? given.chunk : 256;
-    made->lends = given.lend && transport.lend && transport.size > 1;
+    made->lends = transport.lend && transport.size > 1;
     attune__hash hash = attune__hash_begin();
     /* A lost device too is an error of every rank. */
     attune_status status = attune__device_check(device);

@@ -73,6 +73,7 @@ Test(program, words_that_are_wrong)
     program_expect("bench --transport nccl", 2, "--transport requires --ranks");
     program_expect("bench --ranks 2 --overlap maybe", 2, "expected auto, on, off, heads or read");
     program_expect("bench --overlap off", 2, "--overlap requires --ranks");
+    program_expect("bench --send", 2, "--send requires --ranks");
     program_expect("bench --ranks 2 --direction decode --overlap off", 2, "in decode keys stay");
     program_expect("bench --direction decode", 2, "requires --ranks");
     program_expect("bench --ranks 2 --direction decode --layout cut", 2, "deals its keys in turn");

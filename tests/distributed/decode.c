@@ -75,8 +75,7 @@ static void run_rank(void *context, uint32_t rank)
                                      .problem = &problem,
                                      .options = d->split_kv ? &options : NULL,
                                      .split = d->split,
-                                     .chunk = d->chunk,
-                                     .lend = true};
+                                     .chunk = d->chunk};
     attune_decode *decode;
     attune_status status = s->created[rank] = attune_decode_create(device, &desc, &decode);
     /* Whose queries and keys. */
