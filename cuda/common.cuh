@@ -45,11 +45,21 @@ __device__ __forceinline__ constexpr int round_up(int value, int multiple)
 /* The parameters of the layout of shared memory (layout_sm80.h, layout_sm90.h). */
 /*
  * A row's maximum times the factor is rounded by up to half of its last place. Past 2^22 that is an error of the
- * weights' logarithms that P in 16 bits may not hold: of -1e9, which some add to pairs that they mean to forbid, P was
- * infinite or 0. Where scores may be as large, a maximum that is gets subtracted first, which is exact near it.
+ * weights' logarithms that P in f16 may not hold: of -1e9, which some add to pairs that they mean to forbid, P was
+ * infinite or 0. Where scores may be as large, a maximum that is gets subtracted first, which is exact near it. bf16
+ * holds the error, but for what the factor takes past the largest float: as exponents subtract no less than LEAST_BASE,
+ * such weights are 0.
  */
-constexpr bool SCORES_MAY_BE_LARGE = HAVE_SCORE && !config::HAVE_SCORE_CAP;
-constexpr float LARGE_SCORE = 4194304.0f;
+constexpr bool SCORES_ARE_FREE = HAVE_SCORE && !config::HAVE_SCORE_CAP;
+constexpr bool SCORES_MAY_BE_LARGE = SCORES_ARE_FREE && config::DTYPE == ATTUNE_CUDA_F16;
+constexpr float LARGE_SCORE = 4194304.0f, LEAST_BASE = -1e38f;
+
+/* What the exponents of a row subtract: 0 without an allowed pair so far, since -inf - -inf is NaN. */
+__device__ __forceinline__ float base_of(float row_max)
+{
+    float base = row_max == -ATTUNE_INF ? 0.0f : row_max;
+    return SCORES_ARE_FREE && config::DTYPE == ATTUNE_CUDA_BF16 ? fmaxf(base, LEAST_BASE) : base;
+}
 
 constexpr attune_cuda_tile TILE = {
     sizeof(element), HEAD_DIM, HEAD_DIM_V, BLOCK_M, BLOCK_N, WARPS, STAGES, KEY_TERMS, 0, 0, 0, 0, config::SCORE_TILE};

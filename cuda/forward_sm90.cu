@@ -55,8 +55,7 @@ __device__ __forceinline__ void softmax(float (&s)[BLOCK_N / 2], float (&row_max
             largest = fmaxf(largest, fmaxf(s[n * 4 + half * 2], s[n * 4 + half * 2 + 1]));
         largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
         largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-        /* A row without an allowed pair so far subtracts 0, since -inf - -inf is NaN and exp(-inf - 0) is 0. */
-        float base = largest == -ATTUNE_INF ? 0.0f : largest, shift = base * factor;
+        float base = base_of(largest), shift = base * factor;
         alpha[half] = exp2_fast((row_max[half] - base) * factor);
         row_max[half] = largest;
         if (SCORES_MAY_BE_LARGE && __any_sync(0xffffffffu, fabsf(shift) >= LARGE_SCORE)) {

@@ -328,8 +328,7 @@ __device__ __forceinline__ void softmax_maxima(float (&s)[ROW_TILES][N_TILES][4]
             float row_max = base[r][half];
             row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffffu, row_max, 1));
             row_max = fmaxf(row_max, __shfl_xor_sync(0xffffffffu, row_max, 2));
-            /* A row without an allowed pair so far subtracts 0: exp(-inf - -inf) would be NaN. */
-            float safe_max = row_max == -ATTUNE_INF ? 0.0f : row_max;
+            float safe_max = !CODES ? base_of(row_max) : row_max == -ATTUNE_INF ? 0.0f : row_max;
             alpha[r][half] = exp2_fast((m[r][half] - safe_max) * factor);
             rescaled = rescaled || alpha[r][half] != 1.0f;
             m[r][half] = row_max;
