@@ -312,6 +312,16 @@ float value_of_codes(const in float sum)
                                          : 0.0;
 }
 
+#if ELEMENT == 2
+/* A weight as its type has it, rounded to nearest: a conversion to bf16 may cut off. A NaN stays one. */
+float rounded(const in float x)
+{
+    return uintBitsToFloat(min(floatBitsToUint(x), 0x7fff7fffu) + 0x8000u & 0xffff0000u);
+}
+#else
+#define rounded(x) (x)
+#endif
+
 /* Two elements of O. Where the fragment layout is QUADS, conversions to f16 round to nearest even
  * (fragment_layout.comp). */
 uint pack_pair(const in float x, const in float y)
@@ -473,7 +483,7 @@ void main()
                 float x = exp2((s[i][e] - m[row]) * TO_LOG2), y = exp2((s[i][e + 1u] - m[other]) * TO_LOG2);
                 l[row] += x;
                 l[other] += y;
-                f16vec2 pair = f16vec2(x, y);
+                f16vec2 pair = f16vec2(rounded(x), rounded(y));
                 weight[row] += float(pair.x);
                 weight[other] += float(pair.y);
                 p[i][e] = pair.x;
