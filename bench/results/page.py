@@ -164,11 +164,11 @@ def page():
                       '    ' + command_of(data) + '\n']
             rows = data.get('rows', [])
             if section['unit'] == 'ranks':
-                lines += ranks_table(rows) + ['']
-                continue
-            lines += table(rows, section['unit'])
-            peaks = [f'{key.removeprefix("peak ")}: {value}' for key, value in data.get('context', {}).items() if key.startswith('peak ')]
-            lines += [''] + [f'The device reaches, {peak}.' for peak in peaks] + against(rows)
+                lines += ranks_table(rows)
+            else:
+                lines += table(rows, section['unit'])
+                peaks = [f'{key.removeprefix("peak ")}: {value}' for key, value in data.get('context', {}).items() if key.startswith('peak ')]
+                lines += [''] + [f'The device reaches, {peak}.' for peak in peaks] + against(rows)
             if section['name'] in shortfalls:
                 lines += ['', 'Known shortfalls:', ''] + [f'- {text}' for text in shortfalls[section['name']]]
             lines.append('')
