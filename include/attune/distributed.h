@@ -203,8 +203,8 @@ typedef enum attune_overlap {
      * by name alone. */
     ATTUNE_OVERLAP_HEADS = 3,
     /* As OFF, but where every rank has this and transport.lend is set, nothing is sent: one launch of a rank copies the
-     * keys of others from where they are, beside its own. Masks as with HEADS. On GPUs it has not run: by name alone.
-     */
+     * keys of others from where they are, beside its own. Masks as with HEADS. On GPUs it was timed, not compared with
+     * other results: by name alone. */
     ATTUNE_OVERLAP_READ = 4
 } attune_overlap;
 
@@ -325,8 +325,8 @@ ATTUNE_API uint64_t attune_decode_workspace_size(const attune_decode *decode);
  *
  * Queries are sent to all ranks that have keys. Results over the keys of each rank, in f32 (f64 if o is), and their LSE
  * are returned and merged in the order of ranks: repeated calls give bitwise equal results, and on one rank those of
- * attune_forward. With transport.lend nothing is sent: ranks read each other's queries and results where they are; on CUDA
- * these may be merged with other roundings, alike in every call. Otherwise as attune_distributed_forward.
+ * attune_forward. With transport.lend nothing is sent: ranks read each other's queries and results where they are; on
+ * CUDA these may be merged with other roundings, alike in every call. Otherwise as attune_distributed_forward.
  */
 ATTUNE_API attune_status attune_distributed_decode(attune_decode *decode, attune_queue *queue,
                                                    const attune_forward_args *args, int64_t kv_len,
