@@ -54,7 +54,7 @@ constexpr bool SCORES_ARE_FREE = HAVE_SCORE && !config::HAVE_SCORE_CAP;
 constexpr bool SCORES_MAY_BE_LARGE = SCORES_ARE_FREE && config::DTYPE == ATTUNE_CUDA_F16;
 constexpr float LARGE_SCORE = 4194304.0f, LEAST_BASE = -1e38f;
 
-/* What the exponents of a row subtract: 0 without an allowed pair so far, since -inf - -inf is NaN. */
+/* The number that the exponents of a row subtract: 0 without an allowed pair so far, since -inf - -inf is NaN. */
 __device__ __forceinline__ float base_of(float row_max)
 {
     float base = row_max == -ATTUNE_INF ? 0.0f : row_max;
