@@ -52,7 +52,7 @@ static attune_status queue_layer(void *state, uint32_t layer, double *seconds)
     uint32_t kind = 0, all = 0;
     for (uint32_t k = 0; k < serving_kinds(b->w); k++)
         all += serving_layers(b->w, k);
-    for (uint32_t left = layer % all; left >= serving_layers(b->w, kind); kind++)
+    for (uint32_t left = all ? layer % all : 0; all && left >= serving_layers(b->w, kind); kind++)
         left -= serving_layers(b->w, kind);
     b->window = (attune_parameter){"width", serving_window(b->w, kind)};
     b->call.args.seconds = NULL;
