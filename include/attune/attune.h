@@ -779,8 +779,9 @@ typedef struct attune_problem {
     /*
      * Serving: how many sequences of a call have their first keys in common, as a rule (attune_batch.shared); at most
      * batch. On GPUs tiles are chosen with room for the rows of so many sequences, and shared keys are then read once
-     * for the rows of a tile, wherever the lengths of a call have that read fewer keys. 0 or 1 = no tile has rows of
-     * two sequences, and batch.shared is ignored. The CPU computes sequences together without it.
+     * for the rows of a tile, wherever the lengths of a call have that read fewer keys; CUDA's plans ignore the number
+     * where that was slower (docs/serving.md). 0 or 1 = no tile has rows of two sequences, and batch.shared is ignored.
+     * The CPU computes sequences together without it.
      */
     uint32_t shared_sequences;
 } attune_problem;
