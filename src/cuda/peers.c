@@ -215,14 +215,16 @@ static attune_status check_readable(const struct peer *mine, const attune_messag
 {
     const attune__cuda_driver *driver = &mine->messages.device->driver;
     const attune_buffer *last = NULL;
+    uint32_t last_peer = 0; /* that `last` was checked for */
     for (uint32_t i = 0; i < count; i++) {
         const attune__cuda_device *peer = mine->all->ranks[sends[i].peer].messages.device;
         void *pool = NULL;
         int access = 0;
         if (((const attune__cuda_buffer *)sends[i].buffer)->owned ||
-            (sends[i].buffer == last && sends[i].peer == sends[i - 1].peer))
+            (sends[i].buffer == last && sends[i].peer == last_peer))
             continue;
         last = sends[i].buffer;
+        last_peer = sends[i].peer;
         if (driver->pointer_attribute(&pool, CU_POINTER_MEMORY_POOL, attune__cuda_pointer(last)) != CU_SUCCESS || !pool)
             continue;
         attune__cu_location location = {CU_LOCATION_DEVICE, peer->device};
@@ -268,8 +270,9 @@ static attune_status find_lent(const struct peer *mine, uint32_t turn, attune_me
         next = i && receives[i].peer == receives[i - 1].peer ? next + 1 : 0;
         while (next < theirs->count && theirs->sends[next].peer != rank)
             next++;
-        const uint64_t size = next < theirs->count ? theirs->sends[next].size : 0;
-        if (size != receives[i].size)
+        const bool found = next < theirs->count;
+        const uint64_t size = found ? theirs->sends[next].size : 0;
+        if (!found || size != receives[i].size)
             return attune__fail(ATTUNE_INTERNAL, "rank %u borrows %llu bytes of rank %u, which lends %llu", rank,
                                 (unsigned long long)receives[i].size, receives[i].peer, (unsigned long long)size);
         receives[i].buffer = theirs->sends[next].buffer;

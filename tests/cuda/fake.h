@@ -14,7 +14,8 @@ typedef struct fake_state {
     int sticky;       /* from then on every call fails so, but for contexts */
     int capturing;    /* what cuStreamIsCapturing answers */
     int pool;         /* memory is of a pool ... */
-    int pool_access;  /* ... to which a device has this access */
+    int pool_access;  /* ... to which a device has this access, ... */
+    int pool_grants;  /* ... but can read it, so many answers say first */
     int not_ready;    /* cuEventQuery answers CUDA_ERROR_NOT_READY so many times */
     int architecture; /* 90 */
     int calls;        /* so far */

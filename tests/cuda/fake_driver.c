@@ -231,7 +231,8 @@ int cuMemPoolGetAccess(int *flags, void *pool, attune__cu_location *location)
 {
     (void)pool, (void)location;
     CALL("cuMemPoolGetAccess");
-    *flags = fake.pool_access;
+    *flags = fake.pool_grants ? 3 : fake.pool_access;
+    fake.pool_grants -= fake.pool_grants > 0;
     return 0;
 }
 int cuStreamWaitEvent(void *stream, void *event, unsigned flags)

@@ -527,6 +527,33 @@ Test(cuda_ranks, lend_pool)
     scene_close(&s);
 }
 
+/* Each peer's device is asked for, also behind memory that needs no question. */
+Test(cuda_ranks, lend_pool_to_several, .timeout = 60)
+{
+    scene s = {0};
+    attune_cuda_peers *peers;
+    attune_transport t;
+    attune_buffer *wrapped;
+    scene_open(&s);
+    attune_device *const devices[2] = {s.device, s.device};
+    cr_assert_eq(attune_cuda_buffer_wrap(s.device, 4096, 64, &wrapped), ATTUNE_OK);
+    const attune_message sends[3] = {{.peer = 0, .buffer = wrapped, .size = 8},
+                                     {.peer = 1, .buffer = s.from, .size = 8},
+                                     {.peer = 1, .buffer = wrapped, .size = 8}};
+    cr_assert_eq(attune_cuda_peers_create(devices, 2, &peers), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(attune_cuda_peers_transport(peers, 0, &t), ATTUNE_OK);
+    driver->pool = 1;
+    driver->pool_access = 0;
+    driver->pool_grants = 1;
+    /* Refused before it meets the other rank, which has no thread here. */
+    cr_expect_eq(t.lend(t.user, sends, 3, NULL, 0, attune_device_queue(s.device)), ATTUNE_UNSUPPORTED);
+    t.abort(t.user);
+    driver->pool = 0;
+    attune_cuda_peers_destroy(peers);
+    attune_buffer_destroy(wrapped);
+    scene_close(&s);
+}
+
 /* Each call of the driver fails once in a rank that lends to nobody. */
 Test(cuda_ranks, lend_failures)
 {
