@@ -42,7 +42,6 @@ __device__ __forceinline__ constexpr int round_up(int value, int multiple)
     return (value + multiple - 1) / multiple * multiple;
 }
 
-/* The parameters of the layout of shared memory (layout_sm80.h, layout_sm90.h). */
 /*
  * A row's maximum times the factor is rounded by up to half of its last place. Past 2^22 that is an error of the
  * weights' logarithms that P in f16 may not hold: of -1e9, which some add to pairs that they mean to forbid, P was
@@ -61,6 +60,7 @@ __device__ __forceinline__ float base_of(float row_max)
     return SCORES_ARE_FREE && config::DTYPE == ATTUNE_CUDA_BF16 ? fmaxf(base, LEAST_BASE) : base;
 }
 
+/* The parameters of the layout of shared memory (layout_sm80.h, layout_sm90.h). */
 constexpr attune_cuda_tile TILE = {
     sizeof(element), HEAD_DIM, HEAD_DIM_V, BLOCK_M, BLOCK_N, WARPS, STAGES, KEY_TERMS, 0, 0, 0, 0, config::SCORE_TILE};
 

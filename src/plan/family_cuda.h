@@ -108,9 +108,9 @@ void attune__cuda_variant(const attune__shape *shape, const attune_plan_choice *
 void attune__cuda_tma_variant(const attune__shape *shape, const attune_plan_choice *choice, uint32_t large_chunk,
                               attune__variant *variant);
 
-/* For kernels with one tile, BLOCK_M1 x BLOCK_N1: why it does not fit the mask's blocks, or NULL. */
 /* Hopper, forward: the bytes of an element of the capture of which a tile is staged; 0 = none is. */
 uint32_t attune__cuda_capture_tile(const attune__shape *s);
+/* For kernels with one tile, BLOCK_M1 x BLOCK_N1: why it does not fit the mask's blocks, or NULL. */
 const char *attune__cuda_reject_blocks(const attune__shape *s, const uint32_t *v, attune__option *option);
 
 /* In the workspace the rows of every head are padded to a multiple of this. No tile of rows is larger. */

@@ -10,10 +10,9 @@ typedef struct attune__partition_desc {
     int64_t batch, heads, kv_heads, q_len;
     uint32_t block_m, split_kv;
     bool decode;
-    uint32_t mask_q_block; /* rows of a block of the mask; 0 = no mask */
-    bool one_list;         /* all heads have the same lists, or there is no mask */
-    uint32_t
-        section_items; /* the least items of a section, on a device that takes items in their order; 0 = one plane */
+    uint32_t mask_q_block;  /* rows of a block of the mask; 0 = no mask */
+    bool one_list;          /* all heads have the same lists, or there is no mask */
+    uint32_t section_items; /* the least of a section, on a device that takes items in their order; 0 = one plane */
 } attune__partition_desc;
 
 typedef struct attune__partition {
