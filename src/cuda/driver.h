@@ -159,6 +159,10 @@ typedef struct attune__cu_launch_config {
     unsigned attribute_count;
 } attune__cu_launch_config;
 
+/* As cuda.h has them on 64 bits. */
+_Static_assert(sizeof(attune__cu_launch_attribute) == 72, "CUlaunchAttribute");
+_Static_assert(sizeof(void *) != 8 || sizeof(attune__cu_launch_config) == 56, "CUlaunchConfig");
+
 typedef struct attune__cuda_driver {
     void *library;
     /* cuLaunchKernelEx; NULL where launches wait for those before them: before CUDA 12.3, which captures others. */
