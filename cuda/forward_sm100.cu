@@ -256,8 +256,9 @@ __device__ __forceinline__ float raise_maximum(row_state &state, float largest, 
  * been read when they are overwritten. */
 __device__ __forceinline__ void exponentiate(row_state &state, u32 s, u32 p, float factor)
 {
-    /* A row without an allowed pair so far subtracts 0, since -inf - -inf is NaN and exp(-inf - 0) is 0. */
-    float shift = state.row_max == -ATTUNE_INF ? 0.0f : state.row_max * factor;
+    float base = base_of(state.row_max), shift = base * factor, large = 0.0f;
+    if (SCORES_MAY_BE_LARGE && fabsf(shift) >= LARGE_SCORE)
+        large = base, shift = 0.0f;
     float sum[2] = {state.row_sum, 0.0f};
 #pragma unroll 1
     for (int load = 0; load < sm100::LOADS; load++) {
@@ -266,6 +267,8 @@ __device__ __forceinline__ void exponentiate(row_state &state, u32 s, u32 p, flo
         load_s(x, s + (u32)(load * sm100::LOAD_COLUMNS));
 #pragma unroll
         for (int i = 0; i < sm100::LOAD_COLUMNS / 2; i++) {
+            if (SCORES_MAY_BE_LARGE)
+                x[i * 2] -= large, x[i * 2 + 1] -= large;
             float even = exp2_shared(__fmaf_rn(x[i * 2], factor, -shift), i * 2);
             float odd = exp2_shared(__fmaf_rn(x[i * 2 + 1], factor, -shift), i * 2 + 1);
             sum[0] += even;
