@@ -517,7 +517,10 @@ static attune_status lend_results(call *c)
     const attune_distributed *d = &c->d->base;
     const uint32_t rank = d->transport.rank, size = d->transport.size;
     const place from = own_results(c);
-    const uint64_t bytes = c->d->base.splits ? attune_plan_workspace_size(c->d->base.plan) : result_bytes(c->d);
+    /* Of splits what all ranks have alike, since the rest of a workspace is a device's own. */
+    const uint64_t bytes =
+        d->splits ? attune__split_size(&d->shape, d->splits, (uint32_t)attune_dtype_size(attune__shape_real(&d->shape)))
+                  : result_bytes(c->d);
     /* Others may still look at the queries that this rank lent. */
     attune_message *to = d->messages + 2 * (size_t)size;
     uint32_t sends = 0, receives = 0;
