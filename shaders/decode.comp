@@ -139,7 +139,8 @@ Keys find_keys(const in Tile tile)
 /* The lanes come together again; memory has no order that they need. */
 void converge()
 {
-    controlBarrier(gl_ScopeSubgroup, gl_ScopeSubgroup, 0, 0);
+    if (MEETS)
+        controlBarrier(gl_ScopeSubgroup, gl_ScopeSubgroup, 0, 0);
 }
 
 /* Eight elements, without a condition. Where they may begin at any of two bytes, five words have those of 16 bits. */

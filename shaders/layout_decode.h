@@ -24,6 +24,7 @@ CONSTANT(33, uint, PARTIALS_SIZE, 256) /* WARPS * BLOCK_M rows of V */
 CONSTANT(34, uint, STATES_SIZE, 16)    /* WARPS * BLOCK_M */
 CONSTANT(35, uint, SUM_SIZE, 1)        /* vectors of the result that an invocation stores */
 CONSTANT(36, bool, FOLDS, false)       /* with SERVING: items fold fixed parts of keys */
+CONSTANT(37, bool, MEETS, true)        /* a subgroup's lanes may part, and can wait for each other */
 
 SHARED(vec4, shared_q, OF(Q_SIZE))        /* [M][groups of a row][2] */
 SHARED(vec4, partials, OF(PARTIALS_SIZE)) /* O of each subgroup: [WARPS][M][groups of a row][2] */

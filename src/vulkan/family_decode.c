@@ -28,11 +28,13 @@ static const char *set_forward(const attune_limits *limits, const attune__progra
 {
     attune__decode_layout l;
     const char *why = make(desc, &l);
-    (void)limits;
     (void)flat;
     if (why)
         return why;
     l.FOLDS = desc->shape->split_keys && desc->shape->split_keys < desc->shape->kv_len;
+    /* On the CPU a subgroup is a vector, whose lanes cannot part, and Mesa 26's llvmpipe takes its barrier for one of
+     * the workgroup, whose subgroups have tiles of their own. */
+    l.MEETS = !limits->host;
     attune__vulkan_set_decode(&l, constants);
     return NULL;
 }
