@@ -469,9 +469,13 @@ static const char *launch(attune_device *device, const attention *a, const runni
     segments_views(&r->cut, &r->k.tensor, &r->v.tensor, NULL, NULL, parts);
     attune_completion completion;
     const char *error = try_call(attune_forward(r->plan, attune_device_queue(device), &args, &completion));
-    if (!error && r->upstream.data)
+    if (error)
+        return error;
+    if (r->upstream.data)
         error = launch_backward(device, a, r, captures);
-    return error ? error : try_call(attune_completion_wait(completion, UINT64_MAX));
+    /* Also where backward was refused: the memory of forward is freed next. */
+    const attune_status waited = attune_completion_wait(completion, UINT64_MAX);
+    return error || waited == ATTUNE_OK ? error : attune_last_error();
 }
 
 static void finish(running *r)
