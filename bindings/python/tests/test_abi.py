@@ -58,6 +58,7 @@ def test_prototypes(tmp_path):
     assert attune.version() == attune.__version__
 
 
-def test_source_that_is_not_built():
-    done = subprocess.run([sys.executable, "-c", "import attune"], cwd=pathlib.Path(__file__).parents[1], capture_output=True, text=True, check=False)
+def test_source_that_is_not_built(tmp_path):
+    shutil.copytree(pathlib.Path(__file__).parents[1] / "attune", tmp_path / "attune", ignore=shutil.ignore_patterns("_abi.py", "__pycache__"))
+    done = subprocess.run([sys.executable, "-c", "import attune"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode and "pip install ." in done.stderr
