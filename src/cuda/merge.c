@@ -195,12 +195,31 @@ static int choose_kind(const demand *d, bool backward)
     return d->dtype ? KIND_VECTORS + 2 * d->dtype - (d->arguments.part_count <= 2) : KIND_VECTORS;
 }
 
+/* seconds may be NULL. */
+static attune_status launch_grid(const merger *mine, attune__cu_function function, attune_queue *queue, uint64_t x,
+                                 uint64_t y, void *arguments, double *seconds, uint64_t *value)
+{
+    attune__cuda_device *device = attune__cuda_of(mine->base.device);
+    attune__cuda_queue *stream = (attune__cuda_queue *)queue;
+    void *parameters[] = {arguments};
+    ATTUNE__TRY(attune__cuda_enter(device));
+    attune_status status = attune__cuda_queue_begin(stream, seconds != NULL);
+    if (status == ATTUNE_OK) {
+        status =
+            attune__cuda_check(device,
+                               device->driver.launch(function, (unsigned)x, (unsigned)y, 1, ATTUNE_CUDA_MERGE_THREADS,
+                                                     1, 1, 0, stream->stream, parameters, NULL),
+                               "cuLaunchKernel");
+        status = attune__cuda_queue_end(stream, status, value, seconds);
+    }
+    attune__cuda_leave(device);
+    return status;
+}
+
 static attune_status launch(const attune__program *program, attune_queue *queue, const attune__merge *call,
                             bool backward, uint64_t *value)
 {
     const merger *mine = (const merger *)program;
-    attune__cuda_device *device = attune__cuda_of(program->device);
-    attune__cuda_queue *stream = (attune__cuda_queue *)queue;
     demand d = describe_call(call);
     const int kind = choose_kind(&d, backward);
     const int64_t rows = d.arguments.rows,
@@ -210,19 +229,8 @@ static attune_status launch(const attune__program *program, attune_queue *queue,
     if (blocks > ATTUNE__CUDA_MOST_BLOCKS)
         return attune__fail(ATTUNE_UNSUPPORTED, "the merge has %lld rows, expected at most %lld: cut the batch",
                             (long long)rows, (long long)ATTUNE__CUDA_MOST_BLOCKS * ATTUNE_CUDA_MERGE_ROWS);
-    void *parameters[] = {&d.arguments};
-    ATTUNE__TRY(attune__cuda_enter(device));
-    attune_status status = attune__cuda_queue_begin(stream, call->seconds != NULL);
-    if (status == ATTUNE_OK) {
-        status = attune__cuda_check(device,
-                                    device->driver.launch(mine->functions[backward][kind], (unsigned)blocks, 1, 1,
-                                                          ATTUNE_CUDA_MERGE_THREADS, 1, 1, 0, stream->stream,
-                                                          parameters, NULL),
-                                    "cuLaunchKernel");
-        status = attune__cuda_queue_end(stream, status, value, call->seconds);
-    }
-    attune__cuda_leave(device);
-    return status;
+    return launch_grid(mine, mine->functions[backward][kind], queue, (uint64_t)blocks, 1, &d.arguments, call->seconds,
+                       value);
 }
 
 attune_status attune__cuda_merge(const attune__program *program, attune_queue *queue, const attune__merge *call,
@@ -248,8 +256,6 @@ attune_status attune__cuda_merge_splits(const attune__program *program, attune_q
                                         const attune__merge_splits *call, uint64_t *value)
 {
     const merger *mine = (const merger *)program;
-    attune__cuda_device *device = attune__cuda_of(program->device);
-    attune__cuda_queue *stream = (attune__cuda_queue *)queue;
     const int64_t *size = call->o.size, rows = size[0] * size[1] * size[2];
     const uint64_t ml = attune__split_ml((uint64_t)(call->batch * call->heads * size[2]), call->split,
                                          (uint64_t)size[3], sizeof(float));
@@ -272,19 +278,8 @@ attune_status attune__cuda_merge_splits(const attune__program *program, attune_q
         a.parts[i].o = attune__cuda_pointer(call->parts[i].buffer) + call->parts[i].offset;
         a.parts[i].ml = a.parts[i].o + ml;
     }
-    void *parameters[] = {&a};
-    ATTUNE__TRY(attune__cuda_enter(device));
-    attune_status status = attune__cuda_queue_begin(stream, call->seconds != NULL);
-    if (status == ATTUNE_OK) {
-        status = attune__cuda_check(device,
-                                    device->driver.launch(mine->merge_splits, (unsigned)rows,
-                                                          (unsigned)((size[3] + 31) / 32), 1, ATTUNE_CUDA_MERGE_THREADS,
-                                                          1, 1, 0, stream->stream, parameters, NULL),
-                                    "cuLaunchKernel");
-        status = attune__cuda_queue_end(stream, status, value, call->seconds);
-    }
-    attune__cuda_leave(device);
-    return status;
+    return launch_grid(mine, mine->merge_splits, queue, (uint64_t)rows, (uint64_t)((size[3] + 31) / 32), &a,
+                       call->seconds, value);
 }
 
 /* The widest unit that is aligned in both tensors. */
@@ -330,25 +325,6 @@ static int64_t copy_blocks(int64_t units)
     return blocks < 1 ? 1 : blocks < MOST_COPY_BLOCKS ? blocks : MOST_COPY_BLOCKS;
 }
 
-static attune_status launch_copies(const merger *mine, attune__cu_function function, attune__cuda_queue *stream,
-                                   int64_t blocks, uint32_t count, void *arguments, uint64_t *value)
-{
-    attune__cuda_device *device = attune__cuda_of(mine->base.device);
-    void *parameters[] = {arguments};
-    ATTUNE__TRY(attune__cuda_enter(device));
-    attune_status status = attune__cuda_queue_begin(stream, false);
-    if (status == ATTUNE_OK) {
-        status =
-            attune__cuda_check(device,
-                               device->driver.launch(function, (unsigned)blocks, count, 1, ATTUNE_CUDA_MERGE_THREADS, 1,
-                                                     1, 0, stream->stream, parameters, NULL),
-                               "cuLaunchKernel");
-        status = attune__cuda_queue_end(stream, status, value, NULL);
-    }
-    attune__cuda_leave(device);
-    return status;
-}
-
 attune_status attune__cuda_copy_tensors(const attune__program *program, attune_queue *queue,
                                         const attune__copied *parts, uint32_t count, uint64_t *value)
 {
@@ -359,8 +335,7 @@ attune_status attune__cuda_copy_tensors(const attune__program *program, attune_q
         arguments.parts[i] = describe_copy(&parts[i], (uint32_t)arguments.unit);
         most = arguments.parts[i].units > most ? arguments.parts[i].units : most;
     }
-    return launch_copies(mine, mine->copy_tensors, (attune__cuda_queue *)queue, copy_blocks(most), count, &arguments,
-                         value);
+    return launch_grid(mine, mine->copy_tensors, queue, (uint64_t)copy_blocks(most), count, &arguments, NULL, value);
 }
 
 attune_status attune__cuda_copy_lent(const attune__program *program, attune_queue *queue, const attune__copied *parts,
@@ -379,6 +354,5 @@ attune_status attune__cuda_copy_lent(const attune__program *program, attune_queu
     }
     if (most > ATTUNE_CUDA_COPY_UNITS)
         return attune__cuda_copy_tensors(program, queue, parts, count, value);
-    return launch_copies(mine, mine->copy_lent, (attune__cuda_queue *)queue, copy_blocks(most), count, &arguments,
-                         value);
+    return launch_grid(mine, mine->copy_lent, queue, (uint64_t)copy_blocks(most), count, &arguments, NULL, value);
 }
