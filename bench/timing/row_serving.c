@@ -44,16 +44,23 @@ static bool layers(void *state, double *seconds)
     return true;
 }
 
+/* Layers of each kind in turn, and again past the model's last. */
+static uint32_t kind_of_layer(const serving_workload *w, uint32_t layer)
+{
+    uint32_t kind = 0;
+    while (layer >= serving_layers(w, kind)) {
+        layer -= serving_layers(w, kind);
+        kind = (kind + 1) % serving_kinds(w);
+    }
+    return kind;
+}
+
 /* A layer of a step in a row, whose first one has the schedule for all. */
 static attune_status queue_layer(void *state, uint32_t layer, double *seconds)
 {
     serving_setup *b = state;
     attune_status status = ATTUNE_OK;
-    uint32_t kind = 0, all = 0;
-    for (uint32_t k = 0; k < serving_kinds(b->w); k++)
-        all += serving_layers(b->w, k);
-    for (uint32_t left = all ? layer % all : 0; all && left >= serving_layers(b->w, kind); kind++)
-        left -= serving_layers(b->w, kind);
+    const uint32_t kind = kind_of_layer(b->w, layer);
     b->window = (attune_parameter){"width", serving_window(b->w, kind)};
     b->call.args.seconds = NULL;
     b->call.args.schedule = b->schedule;
