@@ -220,6 +220,7 @@ typedef struct running {
     segments cut;
     bool has_lse, has_row_max; /* of forward */
     bool refused;              /* by ATTUNE_TEST_KERNEL */
+    attune_completion forward; /* of a launch, whose queue is NULL before */
 } running;
 
 /* Asks for the kernel of ATTUNE_TEST_KERNEL, which the automatic choice may skip, with what the options have for any
@@ -438,7 +439,7 @@ static const char *launch_backward(attune_device *device, const attention *a, co
     return error ? error : try_call(attune_completion_wait(completion, UINT64_MAX));
 }
 
-static const char *launch(attune_device *device, const attention *a, const running *r)
+static const char *launch(attune_device *device, const attention *a, running *r)
 {
     attune_capture captures[ATTUNE_EXPR_MAX_SYMBOLS];
     for (uint32_t i = 0; i < a->capture_count; i++)
@@ -467,19 +468,17 @@ static const char *launch(attune_device *device, const attention *a, const runni
     if (!r->has_row_max)
         args.row_max.buffer = NULL;
     segments_views(&r->cut, &r->k.tensor, &r->v.tensor, NULL, NULL, parts);
-    attune_completion completion;
-    const char *error = try_call(attune_forward(r->plan, attune_device_queue(device), &args, &completion));
-    if (error)
-        return error;
-    if (r->upstream.data)
+    const char *error = try_call(attune_forward(r->plan, attune_device_queue(device), &args, &r->forward));
+    if (!error && r->upstream.data)
         error = launch_backward(device, a, r, captures);
-    /* Also where backward was refused: the memory of forward is freed next. */
-    const attune_status waited = attune_completion_wait(completion, UINT64_MAX);
-    return error || waited == ATTUNE_OK ? error : attune_last_error();
+    return error ? error : try_call(attune_completion_wait(r->forward, UINT64_MAX));
 }
 
 static void finish(running *r)
 {
+    /* Where backward was refused, forward may still run. The error was said before: this wait may have another one. */
+    if (r->forward.queue)
+        (void)attune_completion_wait(r->forward, UINT64_MAX);
     segments_finish(&r->cut);
     attune_mask_destroy(r->mask);
     attune_plan_destroy(r->plan);

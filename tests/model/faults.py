@@ -39,9 +39,12 @@ FAULTS = [
     ('case=q8_0 cases serving_cases/cuda', 'serving_loads.cuh', 'factors[row * FACTORS + chunk / 4] = x[r][i].factor;', 'factors[row * FACTORS] = x[r][i].factor;',
      ORACLE + '|' + SHARED),
     # The CTA that is last but one adds the parts.
-    ('case=split_few cases serving_cases/cuda', 'serving_parts.cuh', '== t.parts - 1;', '== t.parts - 2;', ORACLE),
+    ('case=split_few cases serving_cases/cuda', 'serving_parts.cuh', 'atomicAdd(counter, 1) == t.parts - 1;', 'atomicAdd(counter, 1) == t.parts - 2;', ORACLE),
+    ('case=ragged cases serving_cases/cuda', 'serving_parts.cuh', '(u32 *)counter, 1) == t.parts - 1;', '(u32 *)counter, 1) == t.parts - 2;', ORACLE),
     # Counters of finished parts are left for the next call.
-    ('case=split_few cases serving_cases/cuda', 'serving_parts.cuh', '            *counter = 0;', '            ;', 'other bits from other pages|' + ORACLE),
+    ('case=split_few cases serving_cases/cuda', 'serving_parts.cuh', '        if (last)\n            *counter = 0;\n    }\n    last', '    }\n    last',
+     'other bits from other pages|' + ORACLE),
+    ('case=ragged cases serving_cases/cuda', 'serving_parts.cuh', '            if (last)\n                *counter = 0;', '', 'other bits from other pages|' + ORACLE),
     # Parts overwrite each other's partial results.
     ('case=split_few cases serving_cases/cuda', 'serving_parts.cuh', '(u64)(t.slot + part) * PART_BYTES', '(u64)t.slot * PART_BYTES', ORACLE),
     # A warp of the schedule reads another one's choice before it is stored.
