@@ -284,7 +284,7 @@ static void capture_in_graph(attune_dtype dtype, int64_t q_len, bool back)
     wait_for(completion);
     cr_assert_eq(g.instantiate(&made, graph, 0), 0);
     cr_assert_not(holds(&s, 1, answer), "a capture runs nothing");
-    for (int i = 0; i < 20; i++) {
+    for (int i = 0; i < (int)scaled(20); i++) {
         cr_assert_eq(g.launch(made, stream), 0);
         cr_assert_eq(device->driver.stream_synchronize(stream), 0);
         cr_assert(holds(&s, 1, answer) && holds(&s, 2, answer), "launch %d", i);

@@ -182,8 +182,10 @@ static void write_tail(FILE *file, const char *source)
             continue;
         fprintf(file,
                 "extern \"C\" __attribute__((visibility(\"default\"))) void model_enter_%.*s(void *f, void **p)\n"
-                "{ (void)f; model_call(%.*s, p); }\n",
-                (int)length, name, (int)length, name);
+                "{ (void)f; model_call(%.*s, p); }\n"
+                "extern \"C\" __attribute__((visibility(\"default\"))) int model_sizes_%.*s(size_t *to, int most)\n"
+                "{ return model_sizes(%.*s, to, most); }\n",
+                (int)length, name, (int)length, name, (int)length, name, (int)length, name);
         const char *clusters = strstr(at, "ATTUNE_CLUSTER_DIMENSIONS");
         if (clusters && clusters < name)
             fprintf(file,
@@ -193,8 +195,10 @@ static void write_tail(FILE *file, const char *source)
         if (!any)
             fprintf(file,
                     "extern \"C\" __attribute__((visibility(\"default\"))) void model_enter_any(void *f, void **p)\n"
-                    "{ model_call((decltype(&%.*s))f, p); }\n",
-                    (int)length, name);
+                    "{ model_call((decltype(&%.*s))f, p); }\n"
+                    "extern \"C\" __attribute__((visibility(\"default\"))) int model_sizes_any(size_t *to, int most)\n"
+                    "{ return model_sizes(&%.*s, to, most); }\n",
+                    (int)length, name, (int)length, name);
         any = true;
     }
     static const char shared[] = "extern __shared__ ";

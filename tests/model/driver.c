@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The model as a driver: libcuda.so.1 whose device is the machine. ATTUNE_MODEL_ARCHITECTURE is the device's compute
- * capability: 80, 86, 90, 100 or 120. Everything is done when a call returns, so that streams and events have no state.
+ * capability: 80, 86, 90, 100 or 120. Everything is done when a call returns, so that events have no state, and streams
+ * have one only while they capture (graphs.c).
  */
 #define _GNU_SOURCE /* dl_iterate_phdr */
 #include <dlfcn.h>
@@ -13,9 +14,11 @@
 #include <unistd.h>
 
 #include "cuda/driver.h"
+#include "tests/model/graphs.h"
 #include "tests/model/model.h"
 
-#define CU_LAUNCH_FAILED 719
+#define CU_LAUNCH_FAILED       719
+#define CU_CAPTURE_UNSUPPORTED 900
 
 typedef struct function {
     const loaded *from;
@@ -23,6 +26,8 @@ typedef struct function {
     int ctas; /* of a cluster */
     void *entry[MODEL_CTAS];
     void (*enter[MODEL_CTAS])(void *function, void **parameters);
+    size_t sizes[MODEL_PARAMETERS]; /* of its parameters */
+    int count;
 } function;
 
 #define DECLARE(name, symbol, parameters) int symbol parameters;
@@ -195,19 +200,22 @@ int cuMemFree_v2(unsigned long long pointer)
 }
 int cuMemcpyHtoDAsync_v2(unsigned long long to, const void *from, size_t size, void *stream)
 {
-    (void)stream;
+    if (model_stream_captures(stream))
+        return CU_CAPTURE_UNSUPPORTED;
     memcpy((void *)(uintptr_t)to, from, size);
     return CU_SUCCESS;
 }
 int cuMemcpyDtoHAsync_v2(void *to, unsigned long long from, size_t size, void *stream)
 {
-    (void)stream;
+    if (model_stream_captures(stream))
+        return CU_CAPTURE_UNSUPPORTED;
     memcpy(to, (const void *)(uintptr_t)from, size);
     return CU_SUCCESS;
 }
 int cuMemcpyDtoDAsync_v2(unsigned long long to, unsigned long long from, size_t size, void *stream)
 {
-    (void)stream;
+    if (model_stream_captures(stream))
+        return model_capture_copy(stream, to, from, size);
     memmove((void *)(uintptr_t)to, (const void *)(uintptr_t)from, size);
     return CU_SUCCESS;
 }
@@ -215,7 +223,8 @@ int cuMemcpyDtoDAsync_v2(unsigned long long to, unsigned long long from, size_t 
 int cuMemcpyPeerAsync(unsigned long long to, void *to_context, unsigned long long from, void *from_context, size_t size,
                       void *stream)
 {
-    (void)stream;
+    if (model_stream_captures(stream))
+        return CU_CAPTURE_UNSUPPORTED;
     if (to_context == from_context)
         return CU_INVALID_CONTEXT;
     memcpy((void *)(uintptr_t)to, (const void *)(uintptr_t)from, size);
@@ -263,23 +272,19 @@ int cuStreamWaitEvent(void *stream, void *event, unsigned flags)
 int cuStreamCreate(void **stream, unsigned flags)
 {
     (void)flags;
-    *stream = &some_object;
-    return CU_SUCCESS;
+    return model_stream_create(stream);
 }
 int cuStreamDestroy_v2(void *stream)
 {
-    (void)stream;
-    return CU_SUCCESS;
+    return model_stream_destroy(stream);
 }
 int cuStreamSynchronize(void *stream)
 {
-    (void)stream;
-    return CU_SUCCESS;
+    return model_stream_captures(stream) ? CU_CAPTURE_UNSUPPORTED : CU_SUCCESS;
 }
 int cuStreamIsCapturing(void *stream, int *status)
 {
-    (void)stream;
-    *status = 0;
+    *status = model_stream_captures(stream);
     return CU_SUCCESS;
 }
 int cuEventCreate(void **event, unsigned flags)
@@ -397,9 +402,17 @@ static bool find_entry(const loaded *l, const char *name, int rank, function *f)
     void *entry = dlsym(l->library, name), *by = dlsym(l->library, enter);
     if (!by)
         by = dlsym(l->library, "model_enter_any");
+    char sizes[160];
+    snprintf(sizes, sizeof sizes, "model_sizes_%s", name);
+    void *sizes_of = dlsym(l->library, sizes);
+    if (!sizes_of)
+        sizes_of = dlsym(l->library, "model_sizes_any");
+    int (*count)(size_t * sizes, int most);
+    memcpy(&count, &sizes_of, sizeof count);
+    f->count = count ? count(f->sizes, MODEL_PARAMETERS) : -1;
     f->entry[rank] = entry;
     memcpy(&f->enter[rank], &by, sizeof by);
-    return entry && by;
+    return entry && by && f->count >= 0;
 }
 
 /* The other CTA of a cluster has a copy of the library, and so its own shared memory and special registers. */
@@ -470,25 +483,41 @@ int cuTensorMapEncodeTiled(attune__cu_tensor_map *map, int type, uint32_t rank, 
     memcpy(map->opaque, &made, sizeof made);
     return valid ? CU_SUCCESS : 1;
 }
-int cuLaunchKernel(void *of, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz, unsigned shared,
-                   void *stream, void **parameters, void **extra)
+int model_launch_now(const launch_call *of)
 {
-    (void)stream;
-    (void)extra;
-    const function *f = of;
-    if (by != 1 || bz != 1 || shared > MODEL_SHARED || x % (unsigned)f->ctas)
-        return 1;
+    const function *f = of->function;
     const launch l = {.from = f->from,
                       .kernel = f->name,
-                      .grid = {x, y, z},
-                      .dimensions = {bx, by, bz},
-                      .shared = shared,
+                      .grid = {of->grid[0], of->grid[1], of->grid[2]},
+                      .dimensions = {of->block[0], of->block[1], of->block[2]},
+                      .shared = of->shared,
                       .ctas = f->ctas,
                       .enter = {f->enter[0], f->enter[1]},
                       .function = {f->entry[0], f->entry[1]},
-                      .parameters = parameters};
+                      .parameters = of->parameters};
     pthread_mutex_lock(&machine);
     const bool right = model_run(&l);
     pthread_mutex_unlock(&machine);
     return right ? CU_SUCCESS : CU_LAUNCH_FAILED;
+}
+
+int cuLaunchKernel(void *of, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+                   void *stream, void **parameters, void **extra)
+{
+    (void)extra;
+    const function *f = of;
+    if (by != 1 || bz != 1 || shared > MODEL_SHARED || x % (unsigned)f->ctas)
+        return 1;
+    launch_call l = {of, {x, y, z}, {bx, by, bz}, shared, parameters, {0}, f->count};
+    memcpy(l.sizes, f->sizes, sizeof l.sizes);
+    return model_stream_captures(stream) ? model_capture_launch(stream, &l) : model_launch_now(&l);
+}
+
+/* The launch before is over when a kernel begins, whatever the attributes allow. */
+int cuLaunchKernelEx(const attune__cu_launch_config *config, void *of, void **parameters, void **extra);
+int cuLaunchKernelEx(const attune__cu_launch_config *config, void *of, void **parameters, void **extra)
+{
+    const attune__cu_launch_config *c = config;
+    return cuLaunchKernel(of, c->grid_x, c->grid_y, c->grid_z, c->block_x, c->block_y, c->block_z, c->shared, c->stream,
+                          parameters, extra);
 }

@@ -98,3 +98,14 @@ static __attribute__((no_sanitize("thread"))) void model_call(void (*kernel)(T..
 {
     model_spread(kernel, parameters, std::index_sequence_for<T...>());
 }
+
+/* The bytes of each parameter, of at most `most`: how many there are, or -1. */
+template <typename... T>
+static __attribute__((no_sanitize("thread"))) int model_sizes(void (*)(T...), size_t *sizes, int most)
+{
+    const size_t all[] = {sizeof(T)...};
+    const int count = (int)sizeof...(T);
+    for (int i = 0; i < count && i < most; i++)
+        sizes[i] = all[i];
+    return count <= most ? count : -1;
+}
