@@ -233,6 +233,9 @@ cli_result bench_options_parse(bench_options *o, int argc, char **argv)
          .help = "time N calls in a row by the host's clock, as a model's layers, after one schedule over a cache; "
                  "forward alone (default: single calls by the device's)",
          .value = &layers},
+        {.name = "--graph",
+         .help = "record the calls of --layers in a CUDA graph once, and time launches of it",
+         .flag = &o->row.graph},
         {.name = "--ranks",
          .argument = "N",
          .help =
@@ -322,6 +325,8 @@ cli_result bench_options_parse(bench_options *o, int argc, char **argv)
     good = good && (!*layers || parse_count("--layers", layers, 1, &o->row.layers));
     if (good && *layers && (o->row.pass != ROW_FORWARD || *ranks || o->row.segments))
         good = bad("--layers is of a forward pass, without --ranks and --segments");
+    if (good && o->row.graph && !*layers)
+        good = bad("--graph requires --layers, the number of calls in the graph");
     good = good && (!*ranks || parse_ranks(ranks, &o->ranks.count)) &&
            (!*layout || ranks_layout("--layout", layout, &o->ranks.layout)) &&
            (!*link || parse_link(link, &o->ranks.link)) && (!*overlap || parse_overlap(overlap, &o->ranks.overlap)) &&

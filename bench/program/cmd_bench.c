@@ -465,6 +465,8 @@ static void add_context(bench_run *run, int argc, char **argv)
     report_context_number(r, "warmup_time", o->row.measure.warmup_time);
     if (o->row.layers)
         report_context_number(r, "layers", o->row.layers);
+    if (o->row.graph)
+        report_context_number(r, "graph", 1);
     report_context(r, "flop", "%s2 * pairs * (D + Dv); pairs = those that the mask allows, over batch and heads",
                    o->row.pass == ROW_BACKWARD ? "2.5 * "
                    : o->row.pass == ROW_STEP   ? "3.5 * "

@@ -275,46 +275,13 @@ static bool make_arguments(attune_device *device, bench_setup *s, report_row *ro
     return true;
 }
 
-/* ----------------------------------------------------------------------------------------------------------- layers */
-
-typedef struct layers {
-    row_queued call;
-    void *context;
-    uint32_t count;
-    attune_status status;
-} layers;
-
-static bool queue_layers(void *state, double *seconds)
-{
-    layers *l = state;
-    double last = 0;
-    const double begin = measure_clock();
-    l->status = ATTUNE_OK;
-    /* attune_completion_wait would look at ever longer intervals. */
-    for (uint32_t i = 0; i < l->count && l->status == ATTUNE_OK; i++)
-        l->status = l->call(l->context, i, i + 1 == l->count ? &last : NULL);
-    *seconds = (measure_clock() - begin) / l->count;
-    return l->status == ATTUNE_OK;
-}
-
-bool row_layers(row_queued call, void *context, const row_options *options, report_row *row, attune_status *status)
-{
-    layers l = {.call = call, .context = context, .count = options->layers};
-    measure_options each = options->measure;
-    each.min_time /= l.count;
-    (void)snprintf(row->timer, sizeof row->timer, "CLOCK_MONOTONIC around %u calls in a row", l.count);
-    const bool good = measure_run(&each, queue_layers, &l, &row->time);
-    *status = l.status;
-    return good;
-}
-
-static attune_status queue_forward(void *state, uint32_t layer, double *seconds)
+static attune_status queue_forward(void *state, attune_queue *queue, uint32_t layer, double *seconds)
 {
     bench_setup *s = state;
     (void)layer;
     s->args.mask = s->mask;
     s->args.seconds = seconds;
-    return attune_forward(s->plan, s->queue, &s->args, NULL);
+    return attune_forward(s->plan, queue, &s->args, NULL);
 }
 
 static bool forward(void *state, double *seconds)
@@ -677,7 +644,7 @@ void row_attention(attune_instance *instance, attune_device *device, const workl
     }
     if (good) {
         const measure_call calls[] = {forward, backward, step};
-        good = options->layers ? row_layers(queue_forward, s, options, row, &s->status)
+        good = options->layers ? row_layers(device, queue_forward, s, options, row, &s->status)
                                : measure_run(&options->measure, calls[options->pass], s, &row->time);
         row_finish(row, good, "call", s->status);
     }

@@ -20,6 +20,7 @@ typedef struct row_options {
     const attune_kernel_options *kernel; /* NULL = automatic */
     bool check, segments; /* segments: workloads with segments run over them, instead of over their concatenation */
     uint32_t layers;      /* of a forward pass: calls in a row that are timed, by the host; 0 = single ones */
+    bool graph;           /* these as launches of a CUDA graph */
     uint64_t seed;
 } row_options;
 

@@ -40,10 +40,12 @@ void row_describe_plan(const attune_plan *plan, report_row *row);
 bool row_result_create(reference_result *r, int64_t rows, int64_t dim);
 void row_result_free(reference_result *r);
 
-/* Measures `options->layers` calls in a row, as those of a model's layers: `call` makes one, and with `seconds`, which
- * is of the last, waits for it (attune_forward_args.seconds). The time is that of one. */
-typedef attune_status (*row_queued)(void *context, uint32_t layer, double *seconds);
-bool row_layers(row_queued call, void *context, const row_options *options, report_row *row, attune_status *status);
+/* Measures `options->layers` calls in a row, as those of a model's layers: `call` makes one on a queue, and with
+ * `seconds`, which is of the last, waits for it (attune_forward_args.seconds). With `options->graph` they are recorded
+ * in a CUDA graph, without `seconds`, and launches of that are measured. The time is that of one call. */
+typedef attune_status (*row_queued)(void *context, attune_queue *queue, uint32_t layer, double *seconds);
+bool row_layers(attune_device *device, row_queued call, void *context, const row_options *options, report_row *row,
+                attune_status *status);
 
 /* Records why a measurement has no time. */
 void row_finish(report_row *row, bool good, const char *what, attune_status status);

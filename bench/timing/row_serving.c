@@ -56,7 +56,7 @@ static uint32_t kind_of_layer(const serving_workload *w, uint32_t layer)
 }
 
 /* A layer of a step in a row, whose first one has the schedule for all. */
-static attune_status queue_layer(void *state, uint32_t layer, double *seconds)
+static attune_status queue_layer(void *state, attune_queue *queue, uint32_t layer, double *seconds)
 {
     serving_setup *b = state;
     attune_status status = ATTUNE_OK;
@@ -65,9 +65,9 @@ static attune_status queue_layer(void *state, uint32_t layer, double *seconds)
     b->call.args.seconds = NULL;
     b->call.args.schedule = b->schedule;
     if (layer == 0 && b->schedule)
-        status = attune_schedule(b->plan, b->queue, &b->call.args, NULL);
+        status = attune_schedule(b->plan, queue, &b->call.args, NULL);
     b->call.args.seconds = seconds;
-    return status == ATTUNE_OK ? attune_forward(b->plan, b->queue, &b->call.args, NULL) : status;
+    return status == ATTUNE_OK ? attune_forward(b->plan, queue, &b->call.args, NULL) : status;
 }
 
 static bool make_schedule(attune_device *device, serving_setup *b, report_row *row)
@@ -246,7 +246,7 @@ void row_serving(attune_instance *instance, attune_device *device, const serving
     bool good = make(device, options, b, row) && (!options->check || check(instance, b, options->seed, row)) &&
                 (!options->layers || make_schedule(device, b, row));
     if (good) {
-        good = options->layers ? row_layers(queue_layer, b, options, row, &b->status)
+        good = options->layers ? row_layers(device, queue_layer, b, options, row, &b->status)
                                : measure_run(&options->measure, layers, b, &row->time);
         row_finish(row, good, "call", b->status);
     }
