@@ -86,6 +86,11 @@ static bool list_reserve(const attune_allocator *allocator, attune__block_list *
         total += list->num_blocks[r];
     }
     list->indices = attune__alloc_raw(allocator, (size_t)total, sizeof *list->indices);
+    if (!list->indices)
+        attune__fail(ATTUNE_OUT_OF_HOST_MEMORY,
+                     "no memory for a list of %lld blocks, %lld bytes: give larger blocks (q_block, kv_block), shorter "
+                     "lengths, or a mask that allows fewer of them",
+                     (long long)total, (long long)total * (long long)sizeof *list->indices);
     return list->indices != NULL;
 }
 
