@@ -85,7 +85,7 @@ static bool load_parameter(bindings *names, const char *text)
     const char *value;
     size_t length;
     double number;
-    if (!split("--param", text, '=', &value, &length) || !cli_number("--param", value, &number))
+    if (!split("--param", text, '=', &value, &length) || !cli_parameter(text, length, value, &number))
         return false;
     const attune_dtype dtype = strpbrk(value, ".eEnN") ? ATTUNE_F32 : ATTUNE_I32;
     const char *name = add_symbol(names, text, length, (attune_symbol){NULL, ATTUNE_SYMBOL_PARAMETER, dtype, 0});

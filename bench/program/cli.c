@@ -108,7 +108,9 @@ void cli_unknown(const char *what, const char *word, cli_name_fn name_of, const 
                  const char *list)
 {
     const char *nearest = NULL;
-    uint32_t least = 4;
+    /* At most half of a short word differs: any command is three letters from "foo". */
+    const size_t half = (strlen(word) + 1) / 2;
+    uint32_t least = half < 3 ? (uint32_t)half + 1 : 4;
     for (uint32_t i = 0; i < count; i++) {
         uint32_t d = distance(word, name_of(user, i));
         if (d < least) {
@@ -245,6 +247,13 @@ bool cli_number(const char *option, const char *text, double *value)
     return true;
 }
 
+bool cli_parameter(const char *name, size_t length, const char *text, double *value)
+{
+    char option[96];
+    (void)snprintf(option, sizeof option, "--param %.*s", (int)(length < 64 ? length : 64), name);
+    return cli_number(option, text, value);
+}
+
 bool cli_scale(const char *text, double *value)
 {
     *value = 0;
@@ -356,7 +365,8 @@ attune_status cli_packs_load(attune_instance *instance, const cli_list *packs)
         if (status != ATTUNE_OK)
             cli_error("--pack: %s", attune_last_error());
     }
-    return status;
+    /* A file that the command line names and that cannot be read is an error of the command line. */
+    return status == ATTUNE_IO ? ATTUNE_INVALID_ARGUMENT : status;
 }
 
 attune_status cli_devices_open(attune_instance *instance, const char *id, cli_devices *devices)

@@ -67,6 +67,8 @@ cli_result cli_parse_words(const char *usage, const cli_option *options, uint32_
 /* Parse a value, or print an error with the option's name. */
 bool cli_integer(const char *option, const char *text, int64_t low, int64_t high, int64_t *value);
 bool cli_number(const char *option, const char *text, double *value);
+/* The value of --param NAME=VALUE, where the error has the name, of `length` characters. */
+bool cli_parameter(const char *name, size_t length, const char *text, double *value);
 /* The scale of q k^T. Empty is 0, the library's default; an explicit 0 is an error. */
 bool cli_scale(const char *text, double *value);
 /* "32,8" or "32": the second is then `second`. */

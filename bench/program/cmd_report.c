@@ -70,21 +70,21 @@ static int compare(const report_run *run, bool fail_on_slower)
 
 int cmd_report(int argc, char **argv)
 {
-    const char *out = "", *noise = "2";
+    const char *out = "", *noise = "";
     bool any_device = false, fail_on_slower = false;
     cli_list paths = {0};
     const cli_option options[] = {
         {"-o", "FILE.html", "the page: one file, without network", &out, NULL, NULL},
         {"--any-device", NULL, "compare rows whatever their devices", NULL, &any_device, NULL},
-        {"--noise", "PERCENT", "percent; a smaller change of the median is SAME", &noise, NULL, NULL},
+        {"--noise", "PERCENT", "percent; a smaller change of the median is SAME; 2 if not given", &noise, NULL, NULL},
         {"--fail-on-slower", NULL, "exit with 1 if a row is SLOWER or LOST", NULL, &fail_on_slower, NULL},
     };
     const cli_result parsed = cli_parse_words("report BASE.json [LATER.json ...] [-o FILE.html]", options,
                                               sizeof options / sizeof options[0], argc, argv, &paths);
     if (parsed != CLI_GO)
         return parsed == CLI_HELPED ? EXIT_GOOD : EXIT_USAGE;
-    double percent;
-    if (!cli_number("--noise", noise, &percent))
+    double percent = 2;
+    if (*noise && !cli_number("--noise", noise, &percent))
         return EXIT_USAGE;
     if (!(percent >= 0 && percent <= 100)) {
         cli_error("--noise is %s, expected a number from 0 to 100", noise);
@@ -95,8 +95,10 @@ int cmd_report(int argc, char **argv)
                                : "nothing to do: give -o FILE.html, or a second file to compare");
         return EXIT_USAGE;
     }
-    if (paths.count < 2 && (any_device || fail_on_slower)) {
-        cli_error("%s requires a second file", any_device ? "--any-device" : "--fail-on-slower");
+    if (paths.count < 2 && (any_device || fail_on_slower || *noise)) {
+        cli_error("%s requires a second file", any_device       ? "--any-device"
+                                               : fail_on_slower ? "--fail-on-slower"
+                                                                : "--noise");
         return EXIT_USAGE;
     }
     output page = {.option = "-o", .path = out};

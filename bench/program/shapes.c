@@ -205,7 +205,7 @@ static bool add_parameter(json_t *object, const char *text)
     }
     const char *value = text + length + 1;
     char *name = strndup(text, length);
-    bool good = name && cli_number("--param", value, &number);
+    bool good = name && cli_parameter(name, length, value, &number);
     if (good && json_object_get(object, name)) {
         cli_error("--param %s: the name is given twice", text);
         good = false;
@@ -278,6 +278,34 @@ static bool are_used(const char *option, const json_t *names, const cli_list *ma
     return true;
 }
 
+/* Whether each name that an expression reads has data. */
+static bool are_given(attune_expr_kind kind, const char *text, const json_t *captures, const json_t *parameters)
+{
+    bindings names = {0};
+    const attune_symbol *missing = NULL;
+    cli_bindings_infer(&names, kind, text);
+    for (uint32_t i = 0; i < names.symbol_count && !missing; i++)
+        if (!json_object_get(captures, names.symbols[i].name) && !json_object_get(parameters, names.symbols[i].name))
+            missing = &names.symbols[i];
+    if (missing) {
+        attune_instance *instance;
+        attune_expr *expr = NULL;
+        /* A preset that is misspelt is a missing name, too, and the parser says which is meant. */
+        if (attune_instance_create(NULL, &instance) != ATTUNE_OK)
+            cli_error("%s", attune_last_error());
+        else if (cli_expr(instance, kind, text, &names, &expr) && missing->kind == ATTUNE_SYMBOL_CAPTURE)
+            cli_error("the expression reads %s[...]: give its data with --capture %s=FILE.npy, or with --capture "
+                      "%s=GENERATOR[:LENGTH] and a generator of attune bench --list",
+                      missing->name, missing->name, missing->name);
+        else if (expr)
+            cli_error("the expression uses %s: give its value with --param %s=VALUE", missing->name, missing->name);
+        attune_expr_destroy(expr);
+        attune_instance_destroy(instance);
+    }
+    bindings_free(&names);
+    return !missing;
+}
+
 static bool parse(const json_t *all, workload **out, uint32_t *count)
 {
     failure why = {{0}};
@@ -318,6 +346,10 @@ bool shapes_load(const shape_options *o, workload **out, uint32_t *count)
     for (uint32_t i = 0; i < o->parameters.count && good; i++)
         good = add_parameter(parameters, o->parameters.value[i]);
     good = good && are_used("--capture", captures, masks, scores) && are_used("--param", parameters, masks, scores);
+    for (uint32_t i = 0; i < masks->count && good; i++)
+        good = are_given(ATTUNE_EXPR_MASK, masks->value[i], captures, parameters);
+    for (uint32_t i = 0; i < scores->count && good; i++)
+        good = are_given(ATTUNE_EXPR_SCORE, scores->value[i], captures, parameters);
     label *names = calloc((size_t)masks->count * scores->count, sizeof *names);
     for (uint32_t i = 0; i < masks->count * scores->count && good && names; i++) {
         const char *mask = masks->value[i / scores->count], *score = scores->value[i % scores->count];

@@ -237,8 +237,12 @@ static bool read_capture(const location *at, const char *name, const json_t *obj
             known = true;
             sized = workload_generator_get(i)->sized;
         }
-    if (!known)
-        return fail_field(at, name, "no such generator: attune bench --list names them");
+    if (!known) {
+        char problem[160];
+        (void)snprintf(problem, sizeof problem, "no such generator, \"%s\": attune bench --list names them",
+                       c->generator);
+        return fail_field(at, name, problem);
+    }
     c->length = 1024;
     c->spread = !strcmp(c->generator, "keep") ? 0 : 1;
     const json_t *length = json_object_get(object, "length"), *spread = json_object_get(object, "spread");
@@ -399,8 +403,12 @@ static bool finish(const location *at, workload *w)
         w->heads = w->kv_heads ? w->kv_heads : 1;
     if (!w->kv_heads)
         w->kv_heads = w->heads;
-    if (w->heads % w->kv_heads)
-        return fail_field(at, "kv_heads", "must divide heads");
+    if (w->heads % w->kv_heads) {
+        char problem[96];
+        (void)snprintf(problem, sizeof problem, "is %lld, must divide heads, which is %lld", (long long)w->kv_heads,
+                       (long long)w->heads);
+        return fail_field(at, "kv_heads", problem);
+    }
     if (w->kv_batch > 1 && w->kv_batch != w->batch)
         return fail_field(at, "kv_batch", "must be batch or 1");
     if (w->segments && w->kv_len <= (w->segments - 1) * w->q_len)

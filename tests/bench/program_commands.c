@@ -19,6 +19,7 @@ Test(program, words_that_are_wrong)
     program_expect("", 0, "usage: attune COMMAND");
     program_expect("--version", 0, "attune 0.");
     program_expect("nothing", 2, "no command nothing");
+    program_expect("foo", 2, "no command foo; attune --help");
     program_expect("expain", 2, "did you mean explain");
     program_expect("compile --arch sm_86 --workload causl -o /nowhere/x", 2, "did you mean causal");
     program_expect("explain --head-dim 584", 3, "no kernel has wider heads");
@@ -120,6 +121,7 @@ Test(program, words_that_are_wrong)
     program_expect("report a.json -o /nowhere/x.html", 2, "-o: /nowhere/x.html");
     program_expect("report a.json b.json --noise 101", 2, "--noise is 101");
     program_expect("report a.json -o x.html --fail-on-slower", 2, "--fail-on-slower requires a second file");
+    program_expect("report a.json -o x.html --noise 3", 2, "--noise requires a second file");
     program_expect("bench --workload ,", 2, "--workload is \",\", expected names");
     program_expect("bench --q-len 64 --workload causal", 2, "--workload excludes --q-len");
     program_expect("bench --heads 2 --file x.json", 2, "--file excludes --q-len");
@@ -130,10 +132,15 @@ Test(program, words_that_are_wrong)
     program_expect("bench --q-len 1..1000+1", 2, "more than 64 numbers");
     program_expect("bench --q-len 1..40+1 --heads 1..40+1", 2, "1600 combinations, the limit is 1024");
     program_expect("bench --head-dim ,", 2, "--head-dim is \",\"");
-    program_expect("bench --heads 3 --kv-heads 2", 2, "kv_heads: must divide heads");
+    program_expect("bench --heads 3 --kv-heads 2", 2, "kv_heads: is 2, must divide heads, which is 3");
     program_expect("bench --batch 100000000", 2, "batch");
     program_expect("bench --param n=3", 2, "--param n: no expression uses that name");
-    program_expect("bench --mask 'x[q] == 1' --capture x=nothing", 2, "no such generator");
+    program_expect("bench --mask 'q > n'", 2, "--param n=VALUE");
+    program_expect("bench --mask 'x[q] == 1'", 2, "--capture x=GENERATOR");
+    program_expect("bench --mask 'causl && q - kv < 5'", 2, "did you mean causal?");
+    program_expect("bench --mask 'q > n' --param n=x", 2, "--param n is \"x\", expected a number");
+    program_expect("mask 'q > n' --param n=x", 2, "--param n is \"x\", expected a number");
+    program_expect("bench --mask 'x[q] == 1' --capture x=nothing", 2, "no such generator, \"nothing\"");
     program_expect("bench --mask 'x[q] == 1' --capture x=none.npy", 2, "none.npy");
     program_expect("bench --mask 'x[q] == 1' --capture x=document:a", 2, "a length behind the colon");
     program_expect("bench --mask 'x[q] == 1' --capture x", 2, "NAME=GENERATOR");
@@ -591,7 +598,7 @@ Test(program, compile_says_what_is_missing)
     /* A device that compiles nothing ahead makes no pack. */
     program_expect("compile --device-profile cpu --workload causal -o p.pack", 3, "unsupported");
     cr_expect_neq(access("p.pack", F_OK), 0);
-    program_expect("check --pack nothing.pack", 1, "nothing.pack");
+    program_expect("check --pack nothing.pack", 2, "nothing.pack");
 }
 
 /* A pack of a step holds forward's kernel and backward's three. */

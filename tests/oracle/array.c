@@ -49,7 +49,7 @@ bool array_create(array *a, attune_dtype dtype, uint32_t rank, const int64_t *si
                            attune_dtype_string(dtype), (long long)(rank ? size[rank - 1] : 1), block);
     bytes /= block;
     if (bytes > SIZE_MAX - 64 || !(made.data = aligned_alloc(64, (bytes + 63) / 64 * 64)))
-        return failure_set(why, "out of memory: an array of %zu bytes", bytes);
+        return failure_set(why, "out of memory: an array of %zu bytes: make its shape smaller", bytes);
     memset(made.data, 0, bytes);
     *a = made;
     return true;
