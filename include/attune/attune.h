@@ -330,8 +330,8 @@ typedef struct attune_buffer attune_buffer;
 ATTUNE_API attune_status attune_buffer_create(attune_device *device, uint64_t size, attune_buffer **buffer);
 /*
  * Wraps host memory, which the CPU device reads and writes in place. The caller keeps ownership of the memory, which
- * must outlive the buffer. UNSUPPORTED on other devices: use attune_vulkan_buffer_wrap (vulkan.h) and
- * attune_cuda_buffer_wrap (cuda.h) there.
+ * must outlive the buffer. UNSUPPORTED on other devices, where the memory is wrapped by attune_vulkan_buffer_wrap
+ * (vulkan.h), attune_cuda_buffer_wrap (cuda.h) or attune_opencl_buffer_wrap (opencl.h).
  */
 ATTUNE_API attune_status attune_buffer_wrap(attune_device *device, void *memory, uint64_t size, attune_buffer **buffer);
 ATTUNE_API void attune_buffer_destroy(attune_buffer *buffer);
@@ -928,7 +928,7 @@ ATTUNE_API attune_status attune_instance_pack_load(attune_instance *instance, co
 
 /* -------------------------------------------------------------------------------------------------------- execution */
 
-/* Runs calls in order: a CUDA stream, or the queue of a Vulkan device. */
+/* Runs calls in order: a CUDA stream, the queue of a Vulkan device, an OpenCL command queue, or the CPU itself. */
 typedef struct attune_queue attune_queue;
 
 /* Returns the device's own queue, which is valid as long as the device. Never NULL for a device. */

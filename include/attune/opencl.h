@@ -5,8 +5,7 @@
  *
  * attune retains these objects (clRetain...) for as long as it uses them, and starts no thread. A call consists of
  * kernel launches, one for most forward passes, and of a small copy before them if there is a score expression or a
- * cache.
- * OpenCL's functions may be called from any thread: no lock is needed.
+ * cache. OpenCL's functions may be called from any thread: no lock is needed.
  */
 #ifndef ATTUNE_OPENCL_H
 #define ATTUNE_OPENCL_H
@@ -40,7 +39,7 @@ ATTUNE_API attune_status attune_opencl_device_handles(const attune_device *devic
 /*
  * Creates a queue on a cl_command_queue of the device's context. If it is in order, calls run after the commands that
  * are already in it. If it is not, calls run one after the other, in no order with the caller's commands: wait with
- * clFinish or attune_wait between them. Without CL_QUEUE_PROFILING_ENABLE, times are those of the host.
+ * clFinish or attune_completion_wait between them. Without CL_QUEUE_PROFILING_ENABLE, times are those of the host.
  * attune_buffer_write and attune_buffer_read use the device's own queue and do not wait for this one.
  */
 ATTUNE_API attune_status attune_opencl_queue_wrap(attune_device *device, void *queue, attune_queue **wrapped);
