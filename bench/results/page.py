@@ -9,6 +9,7 @@ Of each machine and section the newest file counts. Known shortfalls, which no f
 """
 import json
 import pathlib
+import re
 import sys
 
 here = pathlib.Path(__file__).resolve().parent
@@ -31,11 +32,17 @@ IN_README = ['torch-cudnn', 'torch-flex', 'torch-flash']
 
 HEAD = '''# Performance
 
-This page is generated from `bench/results/*.json` by `bench/results/page.py`; a test holds it to them. Inputs are random, clocks are
-not locked, and a peer runs beside attune in the same process or the same run. What is counted and how a row is measured:
-[benchmarking.md](benchmarking.md). Why the kernels are as they are, with the experiments that did not help: [decisions](decisions/README.md).
+This page is generated from `bench/results/*.json` by `bench/results/page.py`; a test compares it with them. Each section has its date, its device and
+its command, and ends with the known shortfalls: where attune is slower than others or than its goal, and which figures are of an earlier kernel. Inputs are
+random, clocks are not locked, and a peer runs beside attune in the same run.
 
-To measure a machine again, and to hold it to what was there before:
+- **Shape**: `b` batch, `h` query heads`:`key and value heads, `q` queries, `k` keys, `d` head dimension; in serving `s` sequences and `t` rows.
+- **Plan**: the kernel family and its tile, rows x keys; in backward the tiles of dK and dV, and of dQ.
+- **TFLOP/s** count only the pairs that the mask allows, **TB/s** each of q, k, v and o once. **p10 to p90**: the range of the middle 80 % of the samples,
+  as a share of the median.
+
+[benchmarking.md](benchmarking.md) says how a row is measured, and the [decisions](decisions/README.md) why the kernels are as they are, with the experiments
+that did not help. To measure a machine again, and to compare it with what was there before:
 
     bench/results/measure.py --attune build/bench/attune --machine h200 --out after.json
     bench/results/measure.py --compare bench/results/h200-2026-11-22.json after.json
@@ -79,7 +86,7 @@ def table(rows, unit):
     lines = ['| workload | shape | plan | ' + unit + ' | p10 to p90 |' + ''.join(f' {PEERS[peer]} |' for peer in peers),
              '|---' * (5 + len(peers)) + '|']
     if len(peers) == 1:
-        lines = [lines[0] + ' as fast |', lines[1] + '---|']
+        lines = [lines[0] + ' times as fast |', lines[1] + '---|']
     for row in own:
         cells = [title_of(row), row.get('shape', '-'), row.get('plan', '-'), figure(row, unit), spread(row)]
         cells += [figure(by[row['workload'], peer], unit) if (row['workload'], peer) in by else '-' for peer in peers]
@@ -119,7 +126,7 @@ def against(rows):
                    if row.get('device') == peer and 'median_seconds' in row and 'median_seconds' in own.get(row['workload'], {})]
         if factors:
             ahead = sum(factor > 1 for factor in factors)
-            lines.append(f'- {PEERS[peer]}: ahead in {ahead} of {len(factors)} rows, by a factor of {min(factors):.2f} to {max(factors):.2f}.')
+            lines.append(f'- Beside {PEERS[peer]}, attune is faster in {ahead} of {len(factors)} rows: {min(factors):.2f} to {max(factors):.2f} times as fast.')
     return lines
 
 
@@ -150,11 +157,26 @@ def command_of(data):
     return words
 
 
+def contents(machines, sections):
+    """A line for each machine, with links to its sections: a title that was there before has a number behind its anchor."""
+    lines, seen = ['Contents:', ''], {}
+    for machine, measured in machines:
+        links = []
+        for title in [machine.upper()] + [section['title'] for section in sections if section['name'] in measured]:
+            anchor = re.sub(r'[^\w -]', '', title.lower()).replace(' ', '-')
+            number = seen[anchor] = seen.get(anchor, -1) + 1
+            links.append(f'[{title}](#{anchor}{f"-{number}" if number else ""})')
+        lines.append(f'- **{links[0]}**: ' + ', '.join(links[1:]))
+    return lines + ['']
+
+
 def page():
     sections = json.loads((here / 'sections.json').read_text())
     shortfalls = json.loads((here / 'shortfalls.json').read_text())
-    lines = [HEAD]
-    for machine, measured in results().items():
+    # The machine with the most figures first.
+    machines = sorted(results().items(), key=lambda item: -len(item[1]))
+    lines = [HEAD] + contents(machines, sections)
+    for machine, measured in machines:
         lines.append(f'## {machine.upper()}\n')
         for section in sections:
             if section['name'] not in measured:
