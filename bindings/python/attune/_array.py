@@ -196,7 +196,7 @@ def view(source: Any, *, write: bool = False, stream: int | None = None) -> View
     except TypeError:
         if hasattr(source, "__dlpack__"):
             return _of_dlpack(source, stream)
-        raise TypeError(f"{type(source).__name__} has neither the buffer protocol nor DLPack") from None
+        raise TypeError(f"{type(source).__name__} has neither the buffer protocol nor DLPack: make an array of it, as by numpy.asarray") from None
     except (BufferError, ValueError) as error:
         if write and not isinstance(error, InvalidArgument):
             raise InvalidArgument(f"an output cannot be written: {error}") from None

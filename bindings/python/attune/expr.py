@@ -30,6 +30,9 @@ class Expr(Handle):
             raise InvalidArgument(f"an expression is a mask or a score, not {kind!r}")
         self.kind = kind
         self.instance = instance or default_instance()
+        for name, declared_as in (captures or {}).items():
+            if not isinstance(declared_as, (tuple, list)) or len(declared_as) != 2:
+                raise TypeError(f"the capture {name!r} is {declared_as!r}, expected (element type, dimensions), such as ('f32', 1)")
         symbols = [(name.encode(), _abi.ATTUNE_SYMBOL_CAPTURE, dtype_of(dtype), rank) for name, (dtype, rank) in (captures or {}).items()]
         symbols += [(name.encode(), _abi.ATTUNE_SYMBOL_PARAMETER, dtype_of(dtype), 0) for name, dtype in (parameters or {}).items()]
         declared = table(_abi.attune_symbol, symbols)

@@ -408,14 +408,20 @@ class Plan(Handle):
 
         return make
 
+    def _upload(self, mask: Mask | None) -> None:
+        """Checks what a call gives as its mask, since an expression is easily taken for one."""
+        if mask is not None and not isinstance(mask, Mask):
+            raise TypeError(f"mask is {type(mask).__name__}, expected the attune.Mask that the plan was made with")
+        if mask is not None:
+            mask.upload(self.device)
+
     def forward_views(self, queue: int, views: Mapping[str, View], mask: Mask | None, captures: Mapping[str, View],
                       parameters: Mapping[str, Number], workspace: Callable[[Buffers], int | None],
                       served: tuple[Mapping[str, View], Mapping[str, View]] | None = None, schedule: Schedule | None = None,
                       call: Any = lib.attune_forward) -> None:
         """forward on views, with workspace from a function: for bindings of other libraries. served: of a cache and a batch. call:
         another function with the same arguments."""
-        if mask is not None:
-            mask.upload(self.device)
+        self._upload(mask)
         with Buffers(self.device) as buffers:
             read, numbers = buffers.captures(captures), parameter_table(parameters)
             args = struct(_abi.attune_forward_args, mask=mask._handle if mask else None, captures=read, capture_count=len(read),
@@ -431,8 +437,7 @@ class Plan(Handle):
                        gradients: Mapping[str, View], parameters: Mapping[str, Number],
                        workspace: Callable[[Buffers], int | None]) -> None:
         """backward on views, as forward_views."""
-        if mask is not None:
-            mask.upload(self.device)
+        self._upload(mask)
         with Buffers(self.device) as buffers:
             read, wanted, numbers = buffers.captures(captures), buffers.captures(gradients), parameter_table(parameters)
             args = struct(_abi.attune_backward_args, mask=mask._handle if mask else None, captures=read, capture_count=len(read),

@@ -102,8 +102,10 @@ def test_arrays(cpu):
         plan.forward(q, q, q, o=read_only)
     with pytest.raises(attune.InvalidArgument, match="element type"):
         plan.forward(q.astype(np.complex64), q, q)
-    with pytest.raises(TypeError, match="DLPack"):
+    with pytest.raises(TypeError, match="DLPack: make an array"):
         plan.forward([1.0], q, q)
+    with pytest.raises(TypeError, match="mask is Expr, expected the attune.Mask"):
+        plan.forward(q, q, q, mask=attune.Expr("mask", "causal"))
     with pytest.raises(attune.InvalidArgument):
         plan.forward(q[:, :, :, ::-1], q, q)
     with pytest.raises(attune.InvalidArgument, match="no streams"):
@@ -132,6 +134,8 @@ def test_expressions():
     assert "\n          ^\n" in str(caught.value) and isinstance(caught.value, ValueError)
     with pytest.raises(attune.InvalidArgument, match="f32, f16"):
         attune.Expr("mask", "a[q] > 0", captures={"a": ("f8", 1)})
+    with pytest.raises(TypeError, match="the capture 'a' is 'f32', expected"):
+        attune.Expr("mask", "a[q] > 0", captures={"a": "f32"})
     with pytest.raises(attune.InvalidArgument, match="mask or a score"):
         attune.Expr("bias", "score")
 
