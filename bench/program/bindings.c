@@ -319,11 +319,16 @@ static bool stands_in(const char *name, const char *text)
 
 bool cli_bindings_used(const bindings *names, const char *mask, const char *score)
 {
-    for (uint32_t i = 0; i < names->capture_count + names->parameter_count; i++) {
-        const bool capture = i < names->capture_count;
-        const char *name = capture ? names->captures[i].name : names->parameters[i - names->capture_count].name;
+    /* In the order of cli_bindings_load: captures, parameters, declarations. */
+    const uint32_t given = names->capture_count + names->parameter_count;
+    for (uint32_t i = 0; i < names->symbol_count - names->inferred; i++) {
+        const char *name = names->symbols[i].name;
         if (!stands_in(name, mask) && !stands_in(name, score)) {
-            cli_error("%s %s: no expression uses that name", capture ? "--capture" : "--param", name);
+            cli_error("%s %s: no expression uses that name",
+                      i < names->capture_count ? "--capture"
+                      : i < given              ? "--param"
+                                               : "--declare",
+                      name);
             return false;
         }
     }

@@ -97,7 +97,8 @@ bool cli_expr(attune_instance *instance, attune_expr_kind kind, const char *text
 /* Whether all symbols of an expression (NULL: none) have values; prints an error with the option that sets a missing
  * one. */
 bool cli_bindings_complete(const bindings *names, const attune_expr *expr);
-/* Whether every capture and parameter is used in one of two texts (NULL: none); prints an error for one that is not. */
+/* Whether every capture, parameter and declaration is used in one of two texts (NULL: none); prints an error for one
+ * that is not. */
 bool cli_bindings_used(const bindings *names, const char *mask, const char *score);
 
 /* Loads packs of kernels (--pack); prints errors. */

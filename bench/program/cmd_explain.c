@@ -51,7 +51,7 @@ static int list_profiles(bool json)
 
 static bool read_problem(const explain_options *o, attune_problem *p)
 {
-    int64_t dims[2], heads[2], block[2];
+    int64_t dims[2], heads[2], block[2] = {128, 128};
     *p = (attune_problem){.struct_size = sizeof *p, .lse = o->lse, .row_max = o->row_max};
     if (!strcmp(o->direction, "backward")) {
         p->direction = ATTUNE_BACKWARD;
@@ -66,7 +66,7 @@ static bool read_problem(const explain_options *o, attune_problem *p)
         !cli_integer("--kv-len", *o->kv_len ? o->kv_len : o->q_len, 1, INT32_MAX, &p->kv_len) ||
         !cli_heads(o->heads, o->heads != default_heads, o->kv_heads, heads) ||
         !cli_integer("--batch", o->batch, 1, INT32_MAX, &p->batch) ||
-        !cli_pair("--block", o->block, 16, 1024, block, 0) || !cli_scale(o->scale, &p->scale))
+        (*o->block && !cli_pair("--block", o->block, 16, 1024, block, 0)) || !cli_scale(o->scale, &p->scale))
         return false;
     p->head_dim = (uint32_t)dims[0];
     p->head_dim_v = (uint32_t)dims[1];
@@ -190,7 +190,7 @@ int cmd_explain(int argc, char **argv)
                          .mask = "causal",
                          .score = "",
                          .scale = "",
-                         .block = "128",
+                         .block = "",
                          .kernel_options = "",
                          .ranks = {"", "", "", "", ""}};
     const cli_option options[] = {
@@ -210,7 +210,7 @@ int cmd_explain(int argc, char **argv)
         {"--mask", "EXPR", "mask expression; '' for none", &o.mask, NULL, NULL},
         {"--score", "EXPR", "score expression", &o.score, NULL, NULL},
         {"--scale", "X", "scale; 1/sqrt(D) if not given", &o.scale, NULL, NULL},
-        {"--block", "Q[,KV]", "block size of the mask", &o.block, NULL, NULL},
+        {"--block", "Q[,KV]", "block size of the mask (default: 128)", &o.block, NULL, NULL},
         {"--declare", "NAME:DTYPE[RANK]", "type of a capture (rank 0: a parameter); repeat for more", NULL, NULL,
          &o.declarations},
         {"--capture", "NAME=FILE.npy", "a capture's data, which --ranks reads and other uses have the type of; repeat",
@@ -238,6 +238,10 @@ int cmd_explain(int argc, char **argv)
     if (*o.device && *o.profile) {
         cli_error("--device and --device-profile exclude each other; a profile for a device is "
                   "--device cuda:0@a6000");
+        return EXIT_USAGE;
+    }
+    if (*o.block && !*o.mask) {
+        cli_error("--block requires --mask");
         return EXIT_USAGE;
     }
     attune_problem problem;

@@ -65,6 +65,14 @@ int cmd_expr(int argc, char **argv)
         cli_parse("expr 'EXPRESSION' [OPTIONS]", options, sizeof options / sizeof options[0], argc, argv, &text);
     if (parsed != CLI_GO)
         return parsed == CLI_HELPED ? EXIT_GOOD : EXIT_USAGE;
+    if (list && (text || score || ir || c || gradient)) {
+        cli_error("--list is of the presets, and takes neither an expression nor another option");
+        return EXIT_USAGE;
+    }
+    if (ir + c + gradient > 1) {
+        cli_error("--ir, --c and --gradient exclude each other: one of them is printed");
+        return EXIT_USAGE;
+    }
     if (list)
         return list_presets();
     if (!text) {

@@ -56,7 +56,8 @@ static bool read_desc(const mask_options *o, attune_mask_desc *desc, int64_t pla
         !cli_integer("--kv-len", *o->kv_len ? o->kv_len : o->q_len, 1, INT32_MAX, &desc->kv_len) ||
         !cli_heads(o->heads, o->heads != default_heads, o->kv_heads, heads) ||
         !cli_integer("--batch", o->batch, 1, INT32_MAX, &desc->batch) ||
-        !cli_pair("--block", o->block, 16, 1024, block, 0) || !cli_pair("--plane", o->plane, 0, INT32_MAX, plane, 0))
+        !cli_pair("--block", o->block, 16, 1024, block, 0) ||
+        (*o->plane && !cli_pair("--plane", o->plane, 0, INT32_MAX, plane, 0)))
         return false;
     if (plane[0] >= desc->batch || plane[1] >= heads[0]) {
         cli_error("--plane is \"%s\", expected a batch below %" PRId64 " and a head below %" PRId64, o->plane,
@@ -156,8 +157,8 @@ int cmd_mask(int argc, char **argv)
                       .block = "128",
                       .png = "",
                       .svg = "",
-                      .pixels = "1024",
-                      .plane = "0,0",
+                      .pixels = "",
+                      .plane = "",
                       .text = "causal"};
     cli_list captures = {0}, parameters = {0};
     const cli_option options[] = {
@@ -172,18 +173,26 @@ int cmd_mask(int argc, char **argv)
         {"--exact", NULL, "count every pair for the density", NULL, &o.exact, NULL},
         {"--lists", NULL, "print the block lists", NULL, &o.lists, NULL},
         {"--no-picture", NULL, "do not draw in the terminal", NULL, &o.no_picture, NULL},
-        {"--plane", "BATCH,HEAD", "which plane to draw", &o.plane, NULL, NULL},
+        {"--plane", "BATCH,HEAD", "which plane to draw (default: 0,0)", &o.plane, NULL, NULL},
         {"--png", "FILE", "save the picture, with axes in tokens and a legend", &o.png, NULL, NULL},
         {"--svg", "FILE", "the same as SVG", &o.svg, NULL, NULL},
-        {"--pixels", "N", "the longer side of a saved picture, from 800 to 16384", &o.pixels, NULL, NULL},
+        {"--pixels", "N", "the longer side of a saved picture, from 800 to 16384 (default: 1024)", &o.pixels, NULL,
+         NULL},
     };
     cli_result parsed =
         cli_parse("mask ['EXPRESSION'] [OPTIONS]", options, sizeof options / sizeof options[0], argc, argv, &o.text);
     if (parsed != CLI_GO)
         return parsed == CLI_HELPED ? EXIT_GOOD : EXIT_USAGE;
     attune_mask_desc desc = {0};
-    int64_t plane[2], pixels;
-    if (!read_desc(&o, &desc, plane) || !cli_integer("--pixels", o.pixels, PICTURE_LEAST, 16384, &pixels))
+    int64_t plane[2] = {0, 0}, pixels = 1024;
+    const bool saved = *o.png || *o.svg;
+    if (!saved && (*o.pixels || (*o.plane && o.no_picture))) {
+        cli_error("%s requires --png or --svg: %s", *o.pixels ? "--pixels" : "--plane with --no-picture",
+                  *o.pixels ? "a picture in the terminal has the terminal's width" : "nothing is drawn without them");
+        return EXIT_USAGE;
+    }
+    if (!read_desc(&o, &desc, plane) ||
+        (*o.pixels && !cli_integer("--pixels", o.pixels, PICTURE_LEAST, 16384, &pixels)))
         return EXIT_USAGE;
     output files[PICTURES] = {[PNG] = {.option = "--png", .path = o.png}, [SVG] = {.option = "--svg", .path = o.svg}};
     bindings *names = calloc(1, sizeof *names);

@@ -99,6 +99,12 @@ Test(program, words_that_are_wrong)
                    "--pixels is \"799\", expected a whole number from 800 to 16384");
     program_expect("mask causal --svg /nowhere/m.svg", 2, "--svg: /nowhere/m.svg");
     program_expect("mask causal --svg m.png --png ./m.png", 2, "same file");
+    program_expect("mask causal --pixels 900", 2, "--pixels requires --png or --svg");
+    program_expect("mask causal --no-picture --plane 0,0", 2, "--plane with --no-picture requires --png or --svg");
+    program_expect("expr --ir --c causal", 2, "exclude each other");
+    program_expect("expr --list causal", 2, "--list is of the presets");
+    program_expect("explain --declare foo:f32", 2, "--declare foo: no expression uses that name");
+    program_expect("explain --mask '' --block 64", 2, "--block requires --mask");
     program_expect("mask causal --png /nowhere/m.png", 2, "--png: /nowhere/m.png");
     program_expect("explain --scale 0", 2, "other than 0");
     program_expect("explain --dtype ''", 2, "--dtype is empty");
