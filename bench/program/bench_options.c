@@ -152,6 +152,25 @@ static void complete_json(int argc, char **argv)
             argv[i] = json;
 }
 
+/* Options of attention's rows, which a run of masks alone does not have. */
+static bool check_masks(const bench_options *o)
+{
+    if (!o->masks || o->workloads || o->file || shapes_given(&o->shapes))
+        return true;
+    const struct {
+        const char *name;
+        bool given;
+    } others[] = {{"--dtype", o->dtypes},          {"--kv-dtype", o->kv_dtype_text},
+                  {"--o-dtype", o->o_dtype_text},  {"--direction", o->row.pass != ROW_FORWARD},
+                  {"--segments", o->row.segments}, {"--kernel-options", o->kernel},
+                  {"--layers", o->row.layers},     {"--pack", o->packs.count}};
+    for (uint32_t i = 0; i < sizeof others / sizeof others[0]; ++i)
+        if (others[i].given)
+            return bad("%s has no row with --masks alone, which times the building of masks: add --workload",
+                       others[i].name);
+    return true;
+}
+
 cli_result bench_options_parse(bench_options *o, int argc, char **argv)
 {
     const char *repetitions = "10", *min_time = "0.2", *warmup = "1", *warmup_time = "0.3", *timeout = "60", *seed = "",
@@ -344,6 +363,7 @@ cli_result bench_options_parse(bench_options *o, int argc, char **argv)
     if (good && shapes_given(&o->shapes) && (o->file || o->workloads))
         good =
             bad("%s excludes --q-len and the other options that define workloads", o->file ? "--file" : "--workload");
+    good = good && check_masks(o);
     if (good && !o->baseline && (o->fail_on_slower || *noise))
         good = bad("%s requires --compare", *noise ? "--noise" : "--fail-on-slower");
     return good ? CLI_GO : CLI_WRONG;

@@ -318,7 +318,7 @@ static bool load_lengths(bench_run *run)
     const char *path = run->options.doc_lengths;
     FILE *file = path ? fopen(path, "r") : NULL;
     if (path && !file)
-        return error("%s: %s", path, strerror(errno));
+        return error("--doc-lengths: %s: %s", path, strerror(errno));
     for (uint64_t number = 1; file && fgets(line, sizeof line, file); ++number) {
         char *end;
         long long length = strtoll(line, &end, 10);

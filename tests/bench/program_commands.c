@@ -112,7 +112,9 @@ Test(program, words_that_are_wrong)
     program_expect("explain --kernel-options '{\"x\": 1}'", 2, "docs/planning.md");
     program_expect("bench --fail-on-slower", 2, "requires --compare");
     program_expect("bench --noise 3", 2, "requires --compare");
-    program_expect("bench --workload causal --doc-lengths none", 2, "none");
+    program_expect("bench --workload causal --doc-lengths none", 2, "--doc-lengths: none: ");
+    program_expect("bench --masks --dtype f16", 2, "--dtype has no row with --masks alone");
+    program_expect("bench --masks --direction step", 2, "--direction has no row with --masks alone");
     program_expect("bench --compare none.json", 2, "--compare: unable to open none.json");
     program_expect("bench --json /nowhere/b.json", 2, "--json: /nowhere/b.json");
     program_expect("compile --arch sm_86 --workload causal -o /nowhere/x", 2, "-o: /nowhere/x");
