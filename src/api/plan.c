@@ -19,8 +19,9 @@ attune_status attune_problem_set_mask(attune_problem *problem, const attune_mask
 static attune_status check_expr(const attune_expr *expr, attune_expr_kind kind, const char *name)
 {
     if (expr && expr->kind != kind)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT, "problem.%s is a %s expression", name,
-                            expr->kind == ATTUNE_EXPR_MASK ? "mask" : "score");
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "problem.%s is a %s expression, expected a %s expression", name,
+                            expr->kind == ATTUNE_EXPR_MASK ? "mask" : "score",
+                            kind == ATTUNE_EXPR_MASK ? "mask" : "score");
     return ATTUNE_OK;
 }
 

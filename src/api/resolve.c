@@ -163,9 +163,11 @@ static attune_status check_mask(const attune_plan *plan, const attune__segment_r
     const attune__shape *shape = &plan->shape;
     const attune_mask *mask = call->mask;
     if (!mask)
-        return shape->block_mask ? attune__fail(ATTUNE_INVALID_ARGUMENT,
-                                                "args.mask is NULL, but the plan has a block mask (problem.block_mask)")
-                                 : ATTUNE_OK;
+        return shape->block_mask
+                   ? attune__fail(ATTUNE_INVALID_ARGUMENT,
+                                  "args.mask is NULL, but the plan has a block mask (problem.block_mask): "
+                                  "give a mask, or make a plan without one")
+                   : ATTUNE_OK;
     if (!shape->block_mask)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.mask is set, but the plan has no block mask: see "
                                                      "attune_problem_set_mask");

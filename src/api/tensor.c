@@ -139,7 +139,8 @@ attune_status attune__workspace_check(const attune_device *device, const attune_
                                       uint64_t wanted, const char *who)
 {
     if (!workspace)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.workspace is NULL, but %s needs %llu bytes", who,
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "args.workspace is NULL, but %s needs %llu bytes: create a buffer of this size", who,
                             (unsigned long long)wanted);
     if (workspace->device != device)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.workspace belongs to device %s, %s to device %s",
@@ -200,8 +201,9 @@ attune_status attune__check_size(const char *name, const attune_tensor *tensor, 
 attune_status attune__check_at_most(const char *what, int64_t value, int64_t limit)
 {
     if (value > limit)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT, "%s is %lld, but the plan's limit is %lld", what, (long long)value,
-                            (long long)limit);
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "%s is %lld, but the plan's limit is %lld: make a plan for the largest calls", what,
+                            (long long)value, (long long)limit);
     return ATTUNE_OK;
 }
 

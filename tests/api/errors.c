@@ -41,12 +41,12 @@ Test(errors, forward_arguments)
     WRONG(f, lse.size[2], 2, "lse.size[2] is 2");
     WRONG(f, lse.dtype, ATTUNE_F16, "lse.dtype is f16");
     WRONG(f, row_max, f.args.lse, "set problem.row_max");
-    WRONG(f, mask, NULL, "args.mask is NULL");
+    WRONG(f, mask, NULL, "give a mask, or make a plan without one");
     WRONG(f, capture_count, 0, "\"slope\"");
     WRONG(f, captures, NULL, "args.captures is NULL");
     WRONG(f, parameter_count, 0, "cap");
     if (f.workspace) {
-        WRONG(f, workspace, NULL, "args.workspace is NULL");
+        WRONG(f, workspace, NULL, "create a buffer of this size");
         WRONG(f, workspace, f.lse, "args.workspace has 2400 bytes");
         WRONG(f, workspace_offset, 100, "expected a multiple of 256");
         WRONG(f, workspace_offset, 1u << 30, "the plan needs");
@@ -66,6 +66,10 @@ Test(errors, forward_arguments)
     attune_plan_destroy(f.plan);
     f.plan = plan;
 
+    attune_tensor longer = f.args.q;
+    longer.size[2] = FLOW_LENGTH + 1;
+    longer.stride[2] = 0, longer.stride[3] = 1;
+    WRONG(f, q, longer, "the plan's limit is 300: make a plan for the largest calls");
     attune_tensor overlapping = f.args.o;
     overlapping.stride[0] = FLOW_ELEMENTS, overlapping.stride[1] = 32, overlapping.stride[2] = 32,
     overlapping.stride[3] = 1;
@@ -272,8 +276,8 @@ Test(errors, plans)
     BAD_PROBLEM(o_dtype, (attune_dtype)77, ATTUNE_INVALID_ARGUMENT, "problem.o_dtype is ? (77)");
     BAD_PROBLEM(kv_dtype, ATTUNE_F64, ATTUNE_INVALID_ARGUMENT,
                 "problem.kv_dtype is f64 (4), expected f32, f16 or bf16");
-    BAD_PROBLEM(score, f.mask_expr, ATTUNE_INVALID_ARGUMENT, "problem.score is a mask expression");
-    BAD_PROBLEM(mask, f.score_expr, ATTUNE_INVALID_ARGUMENT, "problem.mask is a score expression");
+    BAD_PROBLEM(score, f.mask_expr, ATTUNE_INVALID_ARGUMENT, "problem.score is a mask expression, expected a score");
+    BAD_PROBLEM(mask, f.score_expr, ATTUNE_INVALID_ARGUMENT, "problem.mask is a score expression, expected a mask");
     BAD_PROBLEM(direction, (attune_direction)7, ATTUNE_INVALID_ARGUMENT, "problem.direction is 7");
     BAD_PROBLEM(capture_gradient_elements, -1, ATTUNE_INVALID_ARGUMENT, "problem.capture_gradient_elements is -1");
     attune_problem mixed = f.problem;
