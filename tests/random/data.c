@@ -106,12 +106,26 @@ static uint64_t word_at(uint64_t seed, const grid *v, const layout *l, int64_t f
     return word;
 }
 
-static void fill(attune_dtype dtype, const call *c, int seed, const layout *l, grid *v)
+/* Powers of two, so that O and products stay in the range of all the types. */
+static double factor_of(const problem *p, data_kind data, int seed)
 {
-    const bool few = c->data == DATA_EQUAL, large = c->data == DATA_LARGE && seed <= SEED_K;
+    const bool f16 = p->dtype == ATTUNE_F16 || p->kv_dtype == ATTUNE_F16 || p->o_dtype == ATTUNE_F16;
+    if (data == DATA_LARGE && seed <= SEED_K)
+        return 3;
+    if (data == DATA_SMALL && (seed == SEED_V || seed == SEED_D_O))
+        return f16 ? 0x1p-18 : 0x1p-100;
+    if (data == DATA_UNEVEN)
+        return seed == SEED_Q ? 0x1p8 : seed == SEED_K ? 0x1p-8 : (seed == SEED_V) == f16 ? 0x1p12 : 0x1p-12;
+    return 1;
+}
+
+static void fill(const problem *p, attune_dtype dtype, const call *c, int seed, const layout *l, grid *v)
+{
+    const bool few = c->data == DATA_EQUAL;
+    const double factor = factor_of(p, c->data, seed);
     for (int64_t i = 0; i < v->count; i++) {
         const uint64_t word = word_at(mix(c->seed, (uint64_t)seed), v, l, i);
-        const double value = few ? (double)(word >> 20 & 3) - 1.0 : normal(word) * (large ? 3 : 1);
+        const double value = few ? (double)(word >> 20 & 3) - 1.0 : normal(word) * factor;
         v->at[i] = rounded_to(dtype, value);
     }
 }
@@ -402,9 +416,9 @@ bool data_create(const problem *p, const call *c, call_data *d)
     grid_create(&d->q, 4, q);
     grid_create(&d->k, 4, k);
     grid_create(&d->v, 4, v);
-    fill(p->dtype, c, SEED_Q, &c->q, &d->q);
-    fill(p->kv_dtype, c, SEED_K, &c->k, &d->k);
-    fill(p->kv_dtype, c, SEED_V, &c->v, &d->v);
+    fill(p, p->dtype, c, SEED_Q, &c->q, &d->q);
+    fill(p, p->kv_dtype, c, SEED_K, &c->k, &d->k);
+    fill(p, p->kv_dtype, c, SEED_V, &c->v, &d->v);
     if (p->sinks) {
         grid_create(&d->sinks, 1, &p->heads);
         fill_sinks(p, c, &d->sinks);
@@ -418,7 +432,7 @@ bool data_create(const problem *p, const call *c, call_data *d)
         grid_create(&d->lse, 3, o);
         grid_create(&d->d_o, 4, o);
         grid_create(&d->d_lse, 3, o);
-        fill(p->o_dtype, c, SEED_D_O, &c->d_o, &d->d_o);
+        fill(p, p->o_dtype, c, SEED_D_O, &c->d_o, &d->d_o);
         for (int64_t i = 0; i < d->d_lse.count; i++)
             d->d_lse.at[i] = (double)(float)normal(word_at(mix(c->seed, SEED_D_LSE), &d->d_lse, &c->d_lse, i));
         expect(&d->out_d_q, 4, q);
@@ -434,6 +448,8 @@ bool data_create(const problem *p, const call *c, call_data *d)
         make_nonfinite(c, SEED_Q, &c->q, 1 + d->q.count / (1 + (int64_t)(c->seed % 2)), &d->q);
         make_nonfinite(c, SEED_K, &c->k, 1 + d->k.count / (1 + (int64_t)(c->seed / 2 % 3)), &d->k);
         make_nonfinite(c, SEED_V, &c->v, 1 + d->v.count / (1 + (int64_t)(c->seed / 8 % 3)), &d->v);
+        if (d->d_o.at)
+            make_nonfinite(c, SEED_D_O, &c->d_o, 1 + d->d_o.count / (1 + (int64_t)(c->seed / 32 % 2)), &d->d_o);
     }
     return true;
 }

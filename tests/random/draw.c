@@ -189,9 +189,9 @@ static void draw_masks(rng *r, problem *p, bool divide)
         return;
     /* Those of a mask and of its slice differ. */
     const bool lengths = p->mask != MASK_SLICE;
-    tree_draw_mask(r, "A", lengths, divide, &p->masks[0]);
+    tree_draw_mask(r, "A", lengths, divide, false, &p->masks[0]);
     if (p->mask == MASK_AND || p->mask == MASK_OR)
-        tree_draw_mask(r, "B", lengths, divide, &p->masks[1]);
+        tree_draw_mask(r, "B", lengths, divide, false, &p->masks[1]);
 }
 
 /* A feature that not every backend has is drawn for the others too, where it must be refused, but less often. */
@@ -275,7 +275,7 @@ void problem_draw(uint64_t seed, uint64_t index, const draw_profile *profile, pr
         prefer_common(seed, index, p);
     p->has_score = rng_chance(&r, 65);
     if (p->has_score)
-        tree_draw_score(&r, rng_chance(&r, 8), &p->score);
+        tree_draw_score(&r, rng_chance(&r, 8), false, &p->score);
     p->lse = p->segments || rng_chance(&r, 80);
     p->row_max = !p->segments && rng_chance(&r, 60);
     p->has_options = rng_chance(&r, 35);
@@ -287,9 +287,15 @@ void problem_draw(uint64_t seed, uint64_t index, const draw_profile *profile, pr
             draw_options(&r, p->direction == ATTUNE_FORWARD ? ATTUNE_BACKWARD : ATTUNE_FORWARD, profile->backend,
                          &p->options_of_other);
     }
+    rng rare = {mix(mix(seed, index), 8123)};
+    const bool is_rare = rng_chance(&rare, 30);
+    if (is_rare)
+        draw_rare_problem(&rare, profile, p);
     p->call_count = (int)rng_range(&r, profile->calls > 2 ? profile->calls / 2 : 1, profile->calls);
     for (int i = 0; i < p->call_count; i++)
         draw_call(&r, p, profile, &p->calls[i]);
+    for (int i = 0; i < p->call_count && is_rare; i++)
+        draw_rare_call(&rare, p, &p->calls[i]);
     /* One plan has one expression: what changes it is the same in all calls. */
     for (int i = 1; i < p->call_count; i++) {
         p->calls[i].segment_alone = p->calls[0].segment_alone;
@@ -302,7 +308,7 @@ void problem_draw(uint64_t seed, uint64_t index, const draw_profile *profile, pr
             p->calls[i].mask_more_kv = 0;
     }
     /* Steps through the plan of a prompt. */
-    if (decode && rng_chance(&r, 50))
+    if (decode && rng_chance(&r, 50) && p->q_len < 100)
         p->q_len = rng_range(&r, p->q_len, 100);
     rng rest = {mix(mix(seed, index), 4715)};
     draw_rest(&rest, profile, p);

@@ -13,6 +13,7 @@ typedef struct grammar {
     bool lengths; /* q_len and kv_len are */
     bool divide;  /* any float may divide; else powers of two, whose quotients no device rounds otherwise */
     bool wild;    /* infinities */
+    bool bare;    /* operands may be anything */
     bool rows;    /* row is in reach */
     int captures; /* reads so far */
 } grammar;
@@ -145,6 +146,12 @@ static int int_leaf(grammar *g)
         return variable(g, rng_chance(g->r, 50) ? OP_Q_LEN : OP_KV_LEN);
     if (g->rows && rng_chance(g->r, 6))
         return variable(g, OP_ROW);
+    if (g->bare && rng_chance(g->r, 6)) {
+        /* Powers of two, the ends of i32, and what wraps when it is multiplied. */
+        const int power = literal_int(g, (int32_t)(rng_chance(g->r, 20) ? INT32_MAX : 1 << rng_range(g->r, 0, 30)));
+        const int signed_one = rng_chance(g->r, 40) ? unary(g, OP_NEG, TYPE_INT, power) : power;
+        return rng_chance(g->r, 30) ? binary(g, OP_SUB, TYPE_INT, signed_one, literal_int(g, 1)) : signed_one;
+    }
     if (rng_chance(g->r, 25))
         return literal_int(g, (int32_t)(rng_chance(g->r, 4) ? rng_range(g->r, INT32_MAX - 9, INT32_MAX)
                                                             : rng_range(g->r, 0, rng_chance(g->r, 50) ? 5 : 60)));
@@ -175,6 +182,11 @@ static int int_expr(grammar *g, int depth)
     case 7:
     case 8: {
         const int a = int_expr(g, depth - 1);
+        if (g->bare && rng_chance(g->r, 50)) {
+            const int power = literal_int(g, 1 << rng_range(g->r, 1, 10));
+            const int by = rng_chance(g->r, 20) ? unary(g, OP_NEG, TYPE_INT, power) : power;
+            return binary(g, rng_chance(g->r, 50) ? OP_DIV : OP_MOD, TYPE_INT, a, by);
+        }
         const int b = rng_chance(g->r, 70) ? literal_int(g, (int32_t)rng_range(g->r, 0, 17)) : int_expr(g, depth - 1);
         return binary(g, rng_chance(g->r, 50) ? OP_DIV : OP_MOD, TYPE_INT, a, b);
     }
@@ -209,9 +221,43 @@ static int compare(grammar *g, int depth)
     return binary(g, op, TYPE_BOOL, a, int_expr(g, depth - 1));
 }
 
+/* An analysis may take these for an interval of keys in each row. */
+static int interval_term(grammar *g)
+{
+    const int key = variable(g, OP_KV), of = variable(g, OP_Q);
+    const node_op op = (node_op)(OP_LT + rng_range(g->r, 0, 3));
+    const int n = literal_int(g, 1 << rng_range(g->r, 0, 7));
+    int bound = -1;
+    switch (rng_range(g->r, 0, 5)) {
+    case 0: /* the last row at the last key, where lengths are in reach */
+        if (g->lengths)
+            return binary(g, OP_GE, TYPE_BOOL,
+                          binary(g, OP_ADD, TYPE_INT, of,
+                                 binary(g, OP_SUB, TYPE_INT, variable(g, OP_KV_LEN), variable(g, OP_Q_LEN))),
+                          key);
+        return binary(g, op, TYPE_BOOL, key, binary(g, OP_SUB, TYPE_INT, of, n));
+    case 1: /* blocks */
+        return binary(g, rng_chance(g->r, 70) ? OP_EQ : op, TYPE_BOOL, binary(g, OP_DIV, TYPE_INT, key, n),
+                      binary(g, OP_DIV, TYPE_INT, of, n));
+    case 2: /* lengths and starts */
+        bound = capture(g, TYPE_INT, 0);
+        return bound < 0 ? binary(g, op, TYPE_BOOL, key, of) : binary(g, op, TYPE_BOOL, key, bound);
+    case 3: /* every n-th key, or most of them */
+        return binary(g, rng_chance(g->r, 50) ? OP_EQ : OP_NE, TYPE_BOOL,
+                      binary(g, OP_MOD, TYPE_INT, binary(g, OP_SUB, TYPE_INT, of, key), n),
+                      literal_int(g, (int32_t)rng_range(g->r, 0, 2)));
+    case 4: /* a prefix and what follows it */
+        return binary(g, OP_OR, TYPE_BOOL, binary(g, op, TYPE_BOOL, key, n), binary(g, OP_GE, TYPE_BOOL, of, key));
+    default: /* a product that may wrap */
+        return binary(g, op, TYPE_BOOL, binary(g, OP_MUL, TYPE_INT, key, int_leaf(g)), int_leaf(g));
+    }
+}
+
 /* Terms of masks as applications write them. */
 static int usual(grammar *g, int depth)
 {
+    if (g->bare && rng_chance(g->r, 40))
+        return interval_term(g);
     switch (rng_range(g->r, 0, 4)) {
     case 0:
         return binary(g, OP_GE, TYPE_BOOL, variable(g, OP_Q), variable(g, OP_KV));
@@ -313,6 +359,12 @@ static int float_leaf(grammar *g)
 static int guarded(grammar *g, node_op op, int depth)
 {
     int a = float_expr(g, depth - 1);
+    if (g->bare && op == OP_POW) {
+        const int power = literal_float(g, (double)rng_range(g->r, 0, 4) / (rng_chance(g->r, 70) ? 1 : 2));
+        return binary(g, OP_POW, TYPE_FLOAT, a, rng_chance(g->r, 30) ? unary(g, OP_NEG, TYPE_FLOAT, power) : power);
+    }
+    if (g->bare)
+        return unary(g, op, TYPE_FLOAT, a);
     switch (op) {
     case OP_EXP:
     case OP_EXP2:
@@ -336,6 +388,8 @@ static int guarded(grammar *g, node_op op, int depth)
 
 static int float_divisor(grammar *g, int depth)
 {
+    if (g->bare && g->divide && rng_chance(g->r, 40))
+        return rng_chance(g->r, 25) ? literal_float(g, 0) : float_expr(g, depth - 1);
     if (!g->divide || rng_chance(g->r, 60))
         return literal_float(g, ldexp(1, (int)rng_range(g->r, -3, 3)));
     if (rng_chance(g->r, 60))
@@ -366,6 +420,8 @@ static int float_expr(grammar *g, int depth)
     }
     case 7: {
         const int a = float_expr(g, depth - 1);
+        if (g->bare && g->divide)
+            return binary(g, OP_MOD, TYPE_FLOAT, a, float_divisor(g, depth - 1));
         return binary(g, OP_MOD, TYPE_FLOAT, a, literal_float(g, ldexp(1, (int)rng_range(g->r, -1, 3))));
     }
     case 8:
@@ -379,6 +435,10 @@ static int float_expr(grammar *g, int depth)
     }
     case 11: {
         const int a = float_expr(g, depth - 1);
+        if (g->bare) {
+            const int low = float_leaf(g);
+            return apply(g, OP_CLAMP, TYPE_FLOAT, 3, (const int[]){a, low, float_leaf(g)});
+        }
         const int low = unary(g, OP_NEG, TYPE_FLOAT, literal_float(g, plain(g, 3)));
         return apply(g, OP_CLAMP, TYPE_FLOAT, 3, (const int[]){a, low, literal_float(g, plain(g, 3))});
     }
@@ -394,18 +454,46 @@ static int float_expr(grammar *g, int depth)
     }
 }
 
-void tree_draw_mask(rng *r, const char *suffix, bool lengths, bool divide, tree *t)
+void tree_draw_mask(rng *r, const char *suffix, bool lengths, bool divide, bool bare, tree *t)
 {
     *t = (tree){0};
-    grammar g = {.r = r, .t = t, .suffix = suffix, .lengths = lengths, .divide = divide};
+    grammar g = {.r = r, .t = t, .suffix = suffix, .lengths = lengths, .divide = divide, .bare = bare};
     (void)bool_expr(&g, (int)rng_range(r, 1, 4));
 }
 
-void tree_draw_score(rng *r, bool wild, tree *t)
+/* A scaled tanh of the score, a slope by distance, a factor of each head, a table by distance: around any score. */
+static int usual_score(grammar *g, int score)
+{
+    static const node_op heads[] = {OP_H, OP_H_KV, OP_B};
+    int at = -1, by = -1;
+    switch (rng_range(g->r, 0, 3)) {
+    case 0: {
+        const double c = (double)(1 << rng_range(g->r, 0, 6));
+        const int share = binary(g, OP_DIV, TYPE_FLOAT, score, literal_float(g, c));
+        return binary(g, OP_MUL, TYPE_FLOAT, literal_float(g, c), unary(g, OP_TANH, TYPE_FLOAT, share));
+    }
+    case 1:
+        at = capture(g, TYPE_FLOAT, 0);
+        by = unary(g, OP_CONVERT, TYPE_FLOAT, binary(g, OP_SUB, TYPE_INT, variable(g, OP_KV), variable(g, OP_Q)));
+        return at < 0 ? score : binary(g, OP_ADD, TYPE_FLOAT, score, binary(g, OP_MUL, TYPE_FLOAT, at, by));
+    case 2:
+        at = capture(g, TYPE_FLOAT, 0);
+        return at < 0 ? score : binary(g, OP_MUL, TYPE_FLOAT, score, at);
+    default:
+        by = variable(g, heads[rng_range(g->r, 0, 2)]);
+        at = binary(g, OP_EQ, TYPE_BOOL, by, literal_int(g, 0));
+        return apply(g, OP_CHOICE, TYPE_FLOAT, 3, (const int[]){at, score, literal_float(g, plain(g, 2))});
+    }
+}
+
+void tree_draw_score(rng *r, bool wild, bool bare, tree *t)
 {
     *t = (tree){0};
-    grammar g = {.r = r, .t = t, .suffix = "S", .score = true, .lengths = true, .divide = true, .wild = wild};
+    grammar g = {
+        .r = r, .t = t, .suffix = "S", .score = true, .lengths = true, .divide = true, .wild = wild, .bare = bare};
     int root = float_expr(&g, (int)rng_range(r, 1, 4));
+    if (bare && rng_chance(r, 40))
+        root = usual_score(&g, root);
     if (!tree_uses(t, OP_SCORE) && rng_chance(r, 90))
         root = binary(&g, OP_ADD, TYPE_FLOAT, root, push(&g, (node){.op = OP_SCORE, .type = TYPE_FLOAT}));
     if (wild) {
@@ -419,11 +507,17 @@ void tree_draw_score(rng *r, bool wild, tree *t)
     }
 }
 
-void tree_draw_served(rng *r, bool score, bool divide, tree *t)
+void tree_draw_served(rng *r, bool score, bool divide, bool bare, tree *t)
 {
     *t = (tree){0};
-    grammar g = {
-        .r = r, .t = t, .suffix = score ? "S" : "A", .score = score, .lengths = true, .divide = divide, .rows = true};
+    grammar g = {.r = r,
+                 .t = t,
+                 .suffix = score ? "S" : "A",
+                 .score = score,
+                 .lengths = true,
+                 .divide = divide,
+                 .bare = bare,
+                 .rows = true};
     const int root = (score ? float_expr : bool_expr)(&g, (int)rng_range(r, 1, 4));
     if (score && !tree_uses(t, OP_SCORE))
         (void)binary(&g, OP_ADD, TYPE_FLOAT, root, push(&g, (node){.op = OP_SCORE, .type = TYPE_FLOAT}));

@@ -402,10 +402,50 @@ static void sink_backward(const call *c, call_data *d, const rules *how, const r
     add(&d->out_d_sinks, r->h, value, fabs(value) + bound < how->range ? bound : INFINITY);
 }
 
+static bool all_finite(const double *at, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++)
+        if (!isfinite(at[i]))
+            return false;
+    return true;
+}
+
+static void open_all(expected *e, int64_t at, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++)
+        e->bound[at + i] = INFINITY;
+}
+
+/* Of a row with NaN or infinity in it or in a key that it sees nothing is decided, and of what it adds to. What it does
+ * not see it has no influence on, nor they on it. */
+static bool row_open(const problem *p, const call *c, call_data *d, const row *r)
+{
+    const int64_t keys = r->group * c->kv_len;
+    const uint32_t n = p->head_dim, n_v = p->head_dim_v;
+    bool finite = isfinite(d->lse.at[r->at]) && all_finite(d->q.at + r->at * n, n) &&
+                  all_finite(d->o.at + r->at * n_v, n_v) && all_finite(d->d_o.at + r->at * n_v, n_v);
+    for (int64_t kv = 0; kv < c->kv_len && finite; kv++)
+        finite = !r->allowed[kv] || (isfinite(r->score[kv].v) && all_finite(d->k.at + (keys + kv) * n, n) &&
+                                     all_finite(d->v.at + (keys + kv) * n_v, n_v));
+    if (finite)
+        return false;
+    open_all(&d->out_d_q, r->at * n, n);
+    for (int64_t kv = 0; kv < c->kv_len; kv++)
+        if (r->allowed[kv]) {
+            open_all(&d->out_d_k, (keys + kv) * n, n);
+            open_all(&d->out_d_v, (keys + kv) * n_v, n_v);
+        }
+    if (d->out_d_sinks.bound)
+        open_all(&d->out_d_sinks, r->h, 1);
+    for (int s = 0; s < SYMBOLS; s++)
+        open_all(&d->out_d_captures[s], 0, d->out_d_captures[s].value.count);
+    return true;
+}
+
 static void row_backward(const problem *p, const call *c, call_data *d, const rules *how, const row *r)
 {
     const double lse = d->lse.at[r->at], u = how->exact.unit;
-    if (lse == -INFINITY)
+    if (lse == -INFINITY || (c->data == DATA_NONFINITE && row_open(p, c, d, r)))
         return;
     /* Gradients under NaN are specified only for pairs whose p is 0. */
     for (int s = 0; s < SYMBOLS && !isfinite(lse); s++)

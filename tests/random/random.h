@@ -128,10 +128,11 @@ typedef struct point {
     int32_t b, h, q, kv, h_kv, q_len, kv_len, row;
 } point;
 
-void tree_draw_mask(rng *r, const char *suffix, bool lengths, bool divide, tree *t);
-void tree_draw_score(rng *r, bool wild, tree *t);
+/* bare: functions, quotients and integers of any operands. */
+void tree_draw_mask(rng *r, const char *suffix, bool lengths, bool divide, bool bare, tree *t);
+void tree_draw_score(rng *r, bool wild, bool bare, tree *t);
 /* Of calls over a cache, which have rows of all sequences. */
-void tree_draw_served(rng *r, bool score, bool divide, tree *t);
+void tree_draw_served(rng *r, bool score, bool divide, bool bare, tree *t);
 /* `score + bias[b, h, q, kv]` of a score, or of nothing; bias is the mask's tensor, which all batches or heads may
  * share. */
 void tree_add_bias(attune_dtype dtype, bool by_batch, bool by_head, tree *t);
@@ -219,7 +220,16 @@ typedef enum mask_kind {
     MASK_SLICE,
     MASK_TENSOR
 } mask_kind;
-typedef enum data_kind { DATA_NORMAL, DATA_LARGE, DATA_EQUAL, DATA_NAN_HIDDEN, DATA_NONFINITE, DATA_KINDS } data_kind;
+typedef enum data_kind {
+    DATA_NORMAL,
+    DATA_LARGE,
+    DATA_EQUAL,
+    DATA_NAN_HIDDEN,
+    DATA_NONFINITE,
+    DATA_SMALL,  /* values and d_o at the small end of their types */
+    DATA_UNEVEN, /* of q and k, of v and d_o one is large and the other small */
+    DATA_KINDS
+} data_kind;
 
 #define SEGMENTS 4
 #define CALLS    24
@@ -281,6 +291,9 @@ typedef struct draw_profile {
 } draw_profile;
 
 void problem_draw(uint64_t seed, uint64_t index, const draw_profile *profile, problem *p);
+/* Shapes, options, expressions and data that problem_draw has seldom or never. */
+void draw_rare_problem(rng *r, const draw_profile *profile, problem *p);
+void draw_rare_call(rng *r, const problem *p, call *c);
 
 /* ---------------------------------------------------------------------------------------------- data and the oracle */
 

@@ -123,10 +123,12 @@ static interval power(interval a, interval b, const precision *how)
     interval r = {pow(a.v, b.v), 0, 0, a.undecided || b.undecided};
     if (!isfinite(r.v) || !is_bounded(&a) || !is_bounded(&b))
         return r.lo = r.hi = r.v, r;
-    if (a.lo <= 0 && !(a.lo == a.hi && b.lo == b.hi))
+    const bool whole = b.lo == b.hi && floor(b.v) == b.v;
+    /* Whole powers of both signs: those from 0 on are between the ends, or are least at 0. */
+    if (a.lo <= 0 && !(a.lo == a.hi && b.lo == b.hi) && !(whole && (b.v >= 0 || a.hi < 0)))
         r.undecided = true;
     const double ends[4] = {pow(a.lo, b.lo), pow(a.lo, b.hi), pow(a.hi, b.lo), pow(a.hi, b.hi)};
-    r.lo = r.hi = r.v;
+    r.lo = r.hi = a.lo <= 0 && a.hi >= 0 && whole && b.v > 0 ? 0 : r.v;
     for (int i = 0; i < 4; i++) {
         r.lo = fmin(r.lo, ends[i]);
         r.hi = fmax(r.hi, ends[i]);

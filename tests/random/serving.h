@@ -5,7 +5,7 @@
 
 #include "random/place.h"
 
-#define SEQUENCES 6
+#define SEQUENCES 80
 #define STEPS     3
 
 typedef enum scale_kind { SCALE_NONE, SCALE_TENSOR, SCALE_HEADS, SCALE_KEYS } scale_kind;
@@ -70,6 +70,7 @@ typedef struct serving {
     uint32_t split_keys, together; /* together: problem.shared_sequences */
     bool has_options;
     attune_pass_options options;
+    bool many;   /* steps have more sequences than a few */
     bool alone;  /* each sequence alone has the same bits */
     bool layers; /* a second plan with the schedule of the first */
     int step_count;

@@ -87,17 +87,20 @@ void code_set(attune_dtype dtype, unsigned char *at, double value)
 void row_draw(const rows_of_cache *of, uint64_t word, data_kind data, unsigned char *row)
 {
     const size_t size = attune_dtype_size(of->dtype);
+    const bool coded = of->dtype == ATTUNE_F8E4M3 || of->dtype == ATTUNE_F8E5M2;
+    /* Small numbers are subnormal ones of f16 and of codes. */
+    const double factor = data == DATA_LARGE ? 3 : data != DATA_SMALL ? 1 : coded ? 0x1p-7 : 0x1p-18;
     for (int64_t i = 0; i < of->columns; i++) {
         const uint64_t own = mix(word, (uint64_t)i);
-        const double value =
-            data == DATA_EQUAL ? (double)(own >> 20 & 3) - 1.0 : normal_of(own) * (data == DATA_LARGE ? 3 : 1);
+        const double value = data == DATA_EQUAL ? (double)(own >> 20 & 3) - 1.0 : normal_of(own) * factor;
         unsigned char *block = row + i / 32 * (int64_t)size;
         if (of->dtype == ATTUNE_Q8_0 || of->dtype == ATTUNE_Q4_0) {
             const uint64_t whole = mix(word, (uint64_t)(i / 32 + 100000));
             const bool eight = of->dtype == ATTUNE_Q8_0;
             if (i % 32 == 0)
                 element_set(ATTUNE_F16, block, 0,
-                            (double)(1 + whole % 64) / (eight ? 4096 : 256) * (whole >> 10 & 1 ? -1 : 1));
+                            (double)(1 + whole % 64) / (eight ? 4096 : 256) * (whole >> 10 & 1 ? -1 : 1) *
+                                (data == DATA_SMALL ? 0x1p-12 : 1));
             if (eight)
                 block[2 + i % 32] = (unsigned char)own;
             else if (i % 32 < 16)
@@ -115,7 +118,8 @@ void row_draw(const rows_of_cache *of, uint64_t word, data_kind data, unsigned c
     if (data == DATA_NONFINITE && plain && word % 40 == 0)
         element_set(of->dtype, row, (int64_t)(word >> 8 & 0xffff) % of->columns, what[word >> 40 & 3]);
     else if (data == DATA_NONFINITE && (of->dtype == ATTUNE_F8E4M3 || of->dtype == ATTUNE_F8E5M2) && word % 40 == 0)
-        row[(int64_t)(word >> 8 & 0xffff) % of->columns] = 0x7f;
+        row[(int64_t)(word >> 8 & 0xffff) % of->columns] =
+            of->dtype == ATTUNE_F8E5M2 && word >> 41 & 1 ? (word >> 42 & 1 ? 0xfc : 0x7c) : 0x7f;
 }
 
 void cache_values(const rows_of_cache *of, const unsigned char *row, double scale, double *values)

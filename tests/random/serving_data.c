@@ -188,7 +188,10 @@ static void fill_cache(const serving *s, const step *c, const step_data *d, uint
     of->at = zeroed(d->entries * heads * d->page, of->bytes);
     const int64_t factors = kind == SCALE_KEYS ? d->entries * heads * d->page : kind == SCALE_HEADS ? heads : 1;
     of->scale = zeroed(factors, sizeof *of->scale);
-    const double unit = dtype == ATTUNE_I8 ? 1.0 / 40 : 1;
+    const double far = c->data == DATA_SMALL    ? 0x1p-20
+                       : c->data == DATA_UNEVEN ? (seed == SEED_K ? 0x1p-10 : 0x1p10)
+                                                : 1,
+                 unit = dtype == ATTUNE_I8 ? far / 40 : far;
     for (int64_t i = 0; i < factors && kind != SCALE_KEYS; i++)
         of->scale[i] =
             (double)(float)(unit * (0.5 + (double)(mix(mix(c->seed, seed + 50), (uint64_t)i) % 1000) / 1000));
@@ -222,10 +225,13 @@ static void fill_rows(const serving *s, const step *c, const step_data *d, int s
         grid_create(v, 3, (const int64_t[]){d->rows, heads, columns});
     else
         grid_create(v, 4, (const int64_t[]){c->sequences, heads, c->rows[0], columns});
+    const double factor = c->data == DATA_LARGE                      ? 3
+                          : c->data == DATA_SMALL && seed != SEED_Q  ? 0x1p-18
+                          : c->data == DATA_UNEVEN && seed == SEED_Q ? 0x1p8
+                                                                     : 1;
     for (int64_t i = 0; i < v->count; i++) {
         const uint64_t word = mix(mix(c->seed, (uint64_t)seed), (uint64_t)i);
-        const double value =
-            c->data == DATA_EQUAL ? (double)(word >> 20 & 3) - 1.0 : normal_of(word) * (c->data == DATA_LARGE ? 3 : 1);
+        const double value = c->data == DATA_EQUAL ? (double)(word >> 20 & 3) - 1.0 : normal_of(word) * factor;
         v->at[i] = rounded_to(s->dtype, value);
         if (c->data == DATA_NONFINITE && seed == SEED_Q && word >> 30 & 1 && word % 4096 == 0)
             v->at[i] = word >> 50 & 1 ? NAN : INFINITY;

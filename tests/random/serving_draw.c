@@ -4,6 +4,8 @@
 
 #include <string.h>
 
+#define FEW 6 /* sequences, where there are not many */
+
 static int64_t min64(int64_t a, int64_t b)
 {
     return a < b ? a : b;
@@ -95,7 +97,7 @@ static void draw_append(rng *r, const serving *s, appending *a)
 
 static void draw_step(rng *r, const serving *s, int64_t pairs, step *c)
 {
-    *c = (step){.seed = rng_next(r), .sequences = (int)rng_range(r, 1, SEQUENCES)};
+    *c = (step){.seed = rng_next(r), .sequences = (int)rng_range(r, 1, FEW)};
     const int64_t data = rng_range(r, 0, 99);
     c->data = data < 65   ? DATA_NORMAL
               : data < 72 ? DATA_LARGE
@@ -104,10 +106,14 @@ static void draw_step(rng *r, const serving *s, int64_t pairs, step *c)
                           : DATA_NONFINITE;
     if (rng_chance(r, 25))
         c->sequences = 1;
+    if (s->many)
+        c->sequences = (int)rng_range(r, FEW + 1, SEQUENCES);
     for (int b = 0; b < c->sequences; b++) {
         draw_sequence(r, pairs / c->sequences, &c->rows[b], &c->keys[b]);
+        if (s->many && !rng_chance(r, 10))
+            c->keys[b] = min64(c->keys[b], 70);
         if (!s->packed)
-            c->rows[b] = b ? c->rows[0] : max64(c->rows[b], 1);
+            c->rows[b] = b ? c->rows[0] : max64(s->many ? min64(c->rows[b], 4) : c->rows[b], 1);
     }
     if (s->tree && s->packed && rng_chance(r, 30)) {
         c->rows[0] = rng_range(r, 33, 80);
@@ -299,6 +305,38 @@ static void draw_plan(rng *r, serving *s)
     }
 }
 
+/* More heads, more sequences and other pages than the rest, and expressions of any operands. */
+static void draw_rare(rng *r, bool cpu, serving *s)
+{
+    static const int64_t pages[] = {4, 8, 12, 20, 24, 96, 512, 1000}, ratios[] = {6, 7, 9, 10, 12, 16, 20, 21};
+    if (rng_chance(r, 30)) {
+        s->heads = s->kv_heads * ratios[rng_range(r, 0, 7)];
+        s->head_dim = s->latent ? s->head_dim : (uint32_t)min64(s->head_dim, 64);
+        s->head_dim_v = s->latent ? s->head_dim_v : (uint32_t)min64(s->head_dim_v, 64);
+    }
+    if (rng_chance(r, 30))
+        s->page = pages[rng_range(r, 0, 7)];
+    s->many = rng_chance(r, 35);
+    s->alone &= !s->many;
+    if (s->has_mask && rng_chance(r, 60))
+        tree_draw_served(r, false, cpu, true, &s->mask);
+    if (s->has_score && rng_chance(r, 60))
+        tree_draw_served(r, true, true, true, &s->score);
+}
+
+/* Lengths beside the edges of parts, one long sequence, and values far from 1. */
+static void draw_rare_step(rng *r, int64_t work, const serving *s, step *c)
+{
+    if (c->data == DATA_NORMAL && rng_chance(r, 40))
+        c->data = rng_chance(r, 50) ? DATA_SMALL : DATA_UNEVEN;
+    const int b = (int)rng_range(r, 0, c->sequences - 1);
+    if (c->has_shared || c->append.used || rng_chance(r, 50))
+        return;
+    const int64_t most = min64(2 * work / s->heads / max64(c->rows[b], 1), 9000);
+    c->keys[b] = rng_chance(r, 50) ? max64(most, 1) : 256 * rng_range(r, 1, 16) + rng_range(r, -1, 1);
+    c->keys[b] = max64(min64(c->keys[b], most), c->first[b]);
+}
+
 void serving_draw(uint64_t seed, uint64_t index, const draw_profile *profile, serving *s)
 {
     rng r = {mix(mix(seed, index), 4711)};
@@ -319,10 +357,10 @@ void serving_draw(uint64_t seed, uint64_t index, const draw_profile *profile, se
     s->scale = rng_chance(&r, 70) ? 0 : (double)rng_range(&r, 1, 40) / (rng_chance(&r, 15) ? -32 : 32);
     s->has_mask = rng_chance(&r, 60);
     if (s->has_mask)
-        tree_draw_served(&r, false, cpu, &s->mask);
+        tree_draw_served(&r, false, cpu, false, &s->mask);
     s->has_score = rng_chance(&r, 45);
     if (s->has_score)
-        tree_draw_served(&r, true, true, &s->score);
+        tree_draw_served(&r, true, true, false, &s->score);
     s->split_keys = rng_chance(&r, 50) ? splits[rng_range(&r, 0, 3)] : 0;
     s->together = rng_chance(&r, 40) ? (uint32_t)rng_range(&r, 2, 8) : 0;
     s->has_options = rng_chance(&r, 25);
@@ -331,10 +369,16 @@ void serving_draw(uint64_t seed, uint64_t index, const draw_profile *profile, se
     s->alone = rng_chance(&r, 30);
     s->layers = rng_chance(&r, 30);
     s->step_count = (int)rng_range(&r, 1, profile->calls < STEPS ? profile->calls : STEPS);
+    rng rare = {mix(mix(seed, index), 8124)};
+    const bool is_rare = rng_chance(&rare, 30);
+    if (is_rare)
+        draw_rare(&rare, cpu, s);
     const int64_t pairs = profile->work / (rng_chance(&r, 15) ? 1 : 8) / s->heads;
     s->kv_len = 300; /* the tables of rotations are as long as a plan has keys */
     for (int i = 0; i < s->step_count; i++)
         draw_step(&r, s, pairs, &s->steps[i]);
+    for (int i = 0; i < s->step_count && is_rare; i++)
+        draw_rare_step(&rare, profile->work, s, &s->steps[i]);
     draw_plan(&r, s);
     for (int i = 0; i < s->step_count; i++)
         if (rng_chance(&r, 15))
@@ -343,7 +387,7 @@ void serving_draw(uint64_t seed, uint64_t index, const draw_profile *profile, se
 
 void serving_print(const serving *s, FILE *out)
 {
-    static const char *const datas[] = {"normal", "large", "equal", "hidden NaN", "not finite"};
+    static const char *const datas[] = {"normal", "large", "equal", "hidden NaN", "not finite", "small", "uneven"};
     static const char *const scales[] = {"none", "tensor", "heads", "keys"};
     char text[4096];
     (void)fprintf(

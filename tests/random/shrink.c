@@ -222,7 +222,8 @@ void shrink_problem(runner *r, problem *p, finding *f, int tries, double seconds
 void problem_print(const problem *p, FILE *out)
 {
     static const char *const masks[] = {"none", "expression", "dense", "lists", "and", "or", "not", "slice", "tensor"};
-    static const char *const datas[] = {"normal", "large", "equal", "NaN where nothing is seen", "NaN and infinity"};
+    static const char *const datas[] = {"normal",           "large", "equal", "NaN where nothing is seen",
+                                        "NaN and infinity", "small", "uneven"};
     static char text[1 << 16];
     (void)fprintf(
         out,
