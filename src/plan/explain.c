@@ -125,7 +125,8 @@ static void text_variant(attune__text *text, const char *indent, const attune__s
             attune__text_add(text, "a row's keys are one interval%s",
                              v->mask_pairs ? " where equal elements of captures stand together, else " : "");
         if (v->mask_pairs || !v->row_intervals)
-            attune__text_add(text, "pair by pair in partial blocks, about %u instructions", e->mask.weight);
+            attune__text_add(text, "pair by pair in partial blocks, about %u instruction%s", e->mask.weight,
+                             e->mask.weight == 1 ? "" : "s");
         text_terms(text, &v->mask);
         attune__text_add(text, "%s\n", v->mask_chunks ? ", a few pairs at a time" : "");
     }
@@ -169,7 +170,8 @@ static void text_launch(attune__text *text, const char *indent, const attune_lim
                          l->registers_per_thread);
     attune__text_add(text, "%soccupancy   %u on each of %u compute units\n", indent, c->occupancy, l->compute_units);
     if (c->decode)
-        attune__text_add(text, "%ssplit       %u parts of the keys\n", indent, c->split_kv);
+        attune__text_add(text, "%ssplit       %u part%s of the keys\n", indent, c->split_kv,
+                         c->split_kv == 1 ? "" : "s");
 }
 
 static void text_choice(attune__text *text, const attune_limits *l, const attune__shape *s, const attune__decision *d)
