@@ -299,6 +299,30 @@ __device__ __forceinline__ void multiply_qk(float (&s)[ROW_TILES][N_TILES][4], u
     }
 }
 
+/* Subtracts maxima that are large from the scores; `base` of these rows is 0 then. With config::SHARES a warp may have
+ * rows of several sequences, whose bits do not follow from each other's maxima. */
+template <int ROW_TILES, int N_TILES>
+__device__ __forceinline__ void subtract_large(float (&s)[ROW_TILES][N_TILES][4], const float (&m)[ROW_TILES][2],
+                                               float (&base)[ROW_TILES][2], float largest)
+{
+    if (SCORES_MAY_BE_LARGE && !FLOAT32 && !CODES && __any_sync(0xffffffffu, largest >= LARGE_SCORE)) {
+#pragma unroll
+        for (int r = 0; r < ROW_TILES; r++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float safe_max = m[r][half] == -ATTUNE_INF ? 0.0f : m[r][half];
+                if (config::SHARES && fabsf(base[r][half]) < LARGE_SCORE)
+                    continue;
+#pragma unroll
+                for (int n = 0; n < N_TILES; n++) {
+                    s[r][n][2 * half] -= safe_max;
+                    s[r][n][2 * half + 1] -= safe_max;
+                }
+                base[r][half] = 0.0f;
+            }
+    }
+}
+
 /*
  * 5: online softmax, in two halves. m and l are of rows lane / 4 and lane / 4 + 8; l is the sum over the thread's own
  * columns. The first half updates the row maxima and rescales O and l; base is what the exponents subtract. all: s has
@@ -336,20 +360,8 @@ __device__ __forceinline__ void softmax_maxima(float (&s)[ROW_TILES][N_TILES][4]
             base[r][half] = FLOAT32 || CODES ? safe_max : safe_max * factor;
             largest = fmaxf(largest, fabsf(base[r][half]));
         }
-    if (SCORES_MAY_BE_LARGE && !FLOAT32 && !CODES && all && __any_sync(0xffffffffu, largest >= LARGE_SCORE)) {
-#pragma unroll
-        for (int r = 0; r < ROW_TILES; r++)
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                float safe_max = m[r][half] == -ATTUNE_INF ? 0.0f : m[r][half];
-#pragma unroll
-                for (int n = 0; n < N_TILES; n++) {
-                    s[r][n][2 * half] -= safe_max;
-                    s[r][n][2 * half + 1] -= safe_max;
-                }
-                base[r][half] = 0.0f;
-            }
-    }
+    if (all)
+        subtract_large(s, m, base, largest);
     /* Maxima seldom rise after the first tiles: skip the rescaling if no row of the warp needs it. */
     if (__any_sync(0xffffffffu, rescaled)) {
 #pragma unroll

@@ -471,6 +471,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     float base[1][2], all[1][BLOCK_N / 8][4];
                     share_maxima(maxima, o, m, l, base, factor);
                     if (warp_group() < KEY_GROUPS) {
+                        subtract_large(x, m, base, fmaxf(fabsf(base[0][0]), fabsf(base[0][1])));
 #pragma unroll
                         for (int n = 0; n < N_TILES; n++)
                             softmax_exp(x, l, base, factor, n);

@@ -131,6 +131,17 @@ static const serving_case cases[] = {
      0, 0, 0},
     {"gather_nan", 4, 2, 64, 64, 1024, "q >= kv && kv > b % 2 * 100", NULL, GATHER | SHARED | PREFIX | SPLIT | NAN_V,
      prompted_even, NULL, 0, 0, 0},
+    {"wide_least", 2, 1, 272, 272, 16, NULL, "score + (kv < 130 && kv + 4 < q ? -3.4e38 : 0.0)", 0, decode, NULL, 0, 0,
+     0},
+    {"forbidden", 4, 2, 32, 32, 16, CAUSAL, "score + (kv < 130 && kv + 4 < q ? -1e9 : 0.0)", 0, mix, NULL, 0, 0, 0},
+    {"wide_forbidden", 2, 1, 272, 272, 16, NULL, "score + (kv < 130 && kv + 4 < q ? -1e9 : 0.0)", 0, decode, NULL, 0, 0,
+     0},
+    {"gather_least", 2, 1, 32, 32, 1024, CAUSAL, "score + (b % 2 == 1 && kv < 700 && kv + 4 < q ? -3.4e38 : 0.0)",
+     GATHER | SHARED | PREFIX | SPLIT, prompted, NULL, 0, 0, 0},
+    {"split_forbidden", 4, 1, 32, 32, 16, CAUSAL, "score + (h % 2 == 1 && kv < 500 && kv + 4 < q ? -1e9 : 0.0)", SPLIT,
+     few, NULL, 0, 0, 0},
+    {"gather_forbidden", 2, 1, 32, 32, 1024, CAUSAL, "score + (b % 2 == 1 && kv < 700 && kv + 4 < q ? -1e9 : 100.0)",
+     GATHER | SHARED | PREFIX | SPLIT, prompted, NULL, 0, 0, 0},
 };
 
 /* Whether kernels may have rows of several sequences in a tile. */
@@ -651,7 +662,7 @@ Test(serving_cases, model)
 {
     model_or_skip();
     run_cuda(" tree_window holes_no_mask q4_0 head_512 group_16 e5m2_infinite q8_0_nan split_q8_0 "
-             "sinks_nan split_sinks_nan ");
+             "sinks_nan split_sinks_nan wide_forbidden gather_forbidden ");
 }
 
 Test(serving_cases, cpu)
