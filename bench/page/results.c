@@ -166,7 +166,7 @@ static json_t *foreign_row(const baseline_row *b)
 {
     measurement m = {.samples = b->samples, .count = b->count};
     json_t *row = json_object();
-    measure_finish(&m);
+    statistics_finish(&m);
     (void)json_object_set_new(row, "name", json_text(b->name));
     (void)json_object_set_new(row, "workload", json_text(b->name));
     (void)json_object_set_new(row, "status", json_string(b->failed || !b->count ? "failed" : "ok"));

@@ -3,6 +3,8 @@
  * or n of 128. The library starts threads when it is loaded, so it is opened only when a peer is requested. */
 #include "bench/peers/peers.h"
 
+#include "bench/timing/clock.h"
+
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -75,10 +77,10 @@ static bool multiply(void *state, double *seconds)
 {
     product *p = state;
     p->blas.set_num_threads(p->threads);
-    double begin = measure_clock();
+    double begin = clock_seconds();
     p->blas.sgemm(ROW_MAJOR, NO_TRANSPOSE, p->transposed ? TRANSPOSE : NO_TRANSPOSE, p->m, p->n, p->k, 1, p->a.data,
                   p->k, p->b.data, p->transposed ? p->k : p->n, 0, p->c.data, p->n);
-    *seconds = measure_clock() - begin;
+    *seconds = clock_seconds() - begin;
     return true;
 }
 

@@ -9,6 +9,7 @@
 
 #include "bench/program/cli.h"
 #include "bench/program/explain_ranks.h"
+#include "bench/timing/clock.h"
 #include "bench/timing/row_ranks.h"
 #include "bench/timing/share.h"
 
@@ -26,10 +27,10 @@ static bool call_all(void *context, double *seconds)
     int go = 1;
     if (run->size > 1)
         MPI_Bcast(&go, 1, MPI_INT, 0, run->comm);
-    const double begin = measure_clock();
+    const double begin = clock_seconds();
     run->status = share_call(&run->share);
     MPI_Barrier(run->comm);
-    *seconds = measure_clock() - begin;
+    *seconds = clock_seconds() - begin;
     return run->status == ATTUNE_OK;
 }
 
@@ -117,7 +118,7 @@ static bool run_workload(attune_instance *instance, attune_device *device, const
     row->one_seconds = alone.median;
     if (!rank && good && options->check)
         good = row_check_o(&s.a, &s.o, options->seed, 0, row);
-    measure_free(&alone);
+    statistics_free(&alone);
     ranks_setup_free(&s);
     return good;
 }

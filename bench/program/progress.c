@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 #include "bench/program/progress.h"
 
-#include "bench/timing/measure.h"
+#include "bench/timing/clock.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -14,12 +14,12 @@
 
 progress progress_begin(void)
 {
-    return (progress){.terminal = isatty(STDERR_FILENO), .begin = measure_clock(), .last = -1};
+    return (progress){.terminal = isatty(STDERR_FILENO), .begin = clock_seconds(), .last = -1};
 }
 
 double progress_seconds(const progress *p)
 {
-    return measure_clock() - p->begin;
+    return clock_seconds() - p->begin;
 }
 
 /* "12 s", "3 min", "1.5 h". */
@@ -41,7 +41,7 @@ static int columns(void)
 
 void progress_show(progress *p, double done, double total, const char *format, ...)
 {
-    const double now = measure_clock(), seconds = now - p->begin;
+    const double now = clock_seconds(), seconds = now - p->begin;
     char text[160], line[320], number[16];
     if (!p->terminal || (p->shown && now - p->last < INTERVAL))
         return;

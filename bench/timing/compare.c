@@ -10,7 +10,7 @@
 static void statistics(const double *samples, uint32_t count, measurement *m)
 {
     *m = (measurement){.samples = (double *)(uintptr_t)samples, .count = count};
-    measure_finish(m);
+    statistics_finish(m);
 }
 
 comparison compare_samples(const double *base, uint32_t base_count, const double *now, uint32_t now_count, double floor)
@@ -27,7 +27,7 @@ comparison compare_samples(const double *base, uint32_t base_count, const double
     compare_verdict direction = c.change < 0 ? COMPARE_FASTER : COMPARE_SLOWER;
     bool small = fabs(c.change) <= floor;
     if (base_count >= COMPARE_LEAST_SAMPLES && now_count >= COMPARE_LEAST_SAMPLES) {
-        c.p = measure_mann_whitney(base, base_count, now, now_count);
+        c.p = statistics_mann_whitney(base, base_count, now, now_count);
         c.verdict = small || c.p >= COMPARE_SIGNIFICANCE ? COMPARE_SAME : direction;
         return c;
     }

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "bench/timing/noise.h"
 
+#include "bench/timing/clock.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -45,7 +47,7 @@ static char *read_text(const char *path, size_t size)
 
 noise_mark noise_now(void)
 {
-    noise_mark mark = {.seconds = measure_clock(), .own = measure_cpu_clock(), .busy = -1};
+    noise_mark mark = {.seconds = clock_seconds(), .own = clock_cpu_seconds(), .busy = -1};
     char *stat = read_text("/proc/stat", 1 << 10), *cpuinfo = read_text("/proc/cpuinfo", 1 << 20);
     if (stat)
         mark.busy = noise_busy(stat, (double)sysconf(_SC_CLK_TCK));
@@ -66,10 +68,10 @@ static void find_drift(measurement *m)
     m->drift_p = 1;
     if (half < HALF)
         return;
-    measure_finish(&first);
-    measure_finish(&second);
+    statistics_finish(&first);
+    statistics_finish(&second);
     m->drift = first.median > 0 ? second.median / first.median - 1 : 0;
-    m->drift_p = measure_mann_whitney(first.samples, half, second.samples, half);
+    m->drift_p = statistics_mann_whitney(first.samples, half, second.samples, half);
 }
 
 void noise_between(const noise_mark *begin, const noise_mark *end, measurement *m)

@@ -3,7 +3,7 @@
 #ifndef BENCH_TIMING_NOISE_H
 #define BENCH_TIMING_NOISE_H
 
-#include "bench/timing/measure.h"
+#include "bench/timing/statistics.h"
 
 /* The state of the machine at one time. */
 typedef struct noise_mark {

@@ -61,7 +61,7 @@ report_row *report_add(report *r, const report_row *row)
     report_row *rows = grow(r->rows, r->row_count, &r->row_capacity, sizeof *rows);
     if (!rows) {
         measurement time = row->time;
-        measure_free(&time);
+        statistics_free(&time);
         return NULL;
     }
     r->rows = rows;
@@ -72,7 +72,7 @@ report_row *report_add(report *r, const report_row *row)
 void report_free(report *r)
 {
     for (uint32_t i = 0; i < r->row_count; ++i)
-        measure_free(&r->rows[i].time);
+        statistics_free(&r->rows[i].time);
     free(r->rows);
     free(r->entries);
     memset(r, 0, sizeof *r);

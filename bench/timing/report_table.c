@@ -365,7 +365,7 @@ static void write_peer(const report *r, const report_row *peer, const char *bull
     if (!count)
         return;
     qsort(ratios, count, sizeof *ratios, compare_doubles);
-    const double median = measure_quantile(ratios, count, 0.5);
+    const double median = statistics_quantile(ratios, count, 0.5);
     const bool faster = median >= 1;
     char middle[16], low[16], high[16];
     (void)fprintf(out, "%sby FLOP/s, %s times %s than %s %s", bullet,

@@ -2,6 +2,7 @@
 /* Rows: attention on a device, block masks, and calls of peers. */
 #include "bench/timing/row_parts.h"
 
+#include "bench/timing/clock.h"
 #include "tests/oracle/segments.h"
 
 #include <math.h>
@@ -131,9 +132,9 @@ static bool make_masks(const workload *w, bench_setup *s, report_row *row)
                                       .kv_heads = w->kv_heads,
                                       .q_len = w->q_len,
                                       .kv_len = w->kv_len};
-    double begin = measure_clock();
+    double begin = clock_seconds();
     attune_status status = build_masks(s, &s->problem);
-    row->mask_seconds = s->a.mask ? measure_clock() - begin : 0;
+    row->mask_seconds = s->a.mask ? clock_seconds() - begin : 0;
     if (status != ATTUNE_OK)
         return row_fail_call(row, status, "mask");
     if (!s->a.mask) {
@@ -187,18 +188,18 @@ attune_problem row_problem(const workload *w, const attention *a, bool lse)
 bool row_plan(attune_device *device, const row_options *options, const attune_problem *problem, const char *what,
               attune_plan **plan, report_row *row)
 {
-    double begin = measure_clock();
+    double begin = clock_seconds();
     attune_plan *cold = NULL;
     attune_status status = attune_plan_create(device, problem, options->kernel, &cold);
     if (status != ATTUNE_OK)
         return row_fail_call(row, status, what);
-    row->compile_cold += measure_clock() - begin;
-    begin = measure_clock();
+    row->compile_cold += clock_seconds() - begin;
+    begin = clock_seconds();
     status = attune_plan_create(device, problem, options->kernel, plan);
     attune_plan_destroy(cold);
     if (status != ATTUNE_OK)
         return row_fail_call(row, status, what);
-    row->compile_warm += measure_clock() - begin;
+    row->compile_warm += clock_seconds() - begin;
     return true;
 }
 
@@ -370,11 +371,11 @@ static bool backward(void *state, double *seconds)
 static bool step(void *state, double *seconds)
 {
     bench_setup *s = state;
-    double begin = measure_clock(), pass = 0;
+    double begin = clock_seconds(), pass = 0;
     s->status = build_masks(s, NULL);
     if (s->status != ATTUNE_OK)
         return false;
-    *seconds = measure_clock() - begin;
+    *seconds = clock_seconds() - begin;
     if (!forward(s, &pass))
         return false;
     *seconds += pass;
@@ -664,10 +665,10 @@ static bool build_mask(void *state, double *seconds)
 {
     mask_build *m = state;
     attune_mask *mask;
-    double begin = measure_clock();
+    double begin = clock_seconds();
     m->status = attune_mask_create(m->instance, &m->desc, m->a->mask, m->a->captures, m->a->capture_count,
                                    m->a->parameters, m->a->parameter_count, &mask);
-    *seconds = measure_clock() - begin;
+    *seconds = clock_seconds() - begin;
     if (m->status != ATTUNE_OK)
         return false;
     m->status = attune_mask_stats_get(mask, false, &m->stats);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Calls in a row, as those of a model's layers. */
+#include "bench/timing/clock.h"
 #include "bench/timing/cuda_graph.h"
 #include "bench/timing/row_parts.h"
 
@@ -34,13 +35,13 @@ static bool time_layers(void *state, double *seconds)
     layers *l = state;
     double last = 0;
     bool done = true;
-    const double begin = measure_clock();
+    const double begin = clock_seconds();
     /* attune_completion_wait would look at ever longer intervals. */
     if (l->graph)
         done = cuda_graph_run(l->graph, l->row);
     else
         make_calls(l, &last);
-    *seconds = (measure_clock() - begin) / l->count;
+    *seconds = (clock_seconds() - begin) / l->count;
     return done && l->status == ATTUNE_OK;
 }
 

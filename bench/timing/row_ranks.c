@@ -2,6 +2,7 @@
 /* Rows of several ranks, which are devices and threads of this process, beside one of them alone. */
 #include "bench/timing/row_ranks.h"
 
+#include "bench/timing/clock.h"
 #include "bench/timing/links.h"
 #include "bench/timing/messages.h"
 #include "bench/timing/predict.h"
@@ -96,7 +97,7 @@ static attune_status work_of(team *c, uint32_t rank)
 static bool call_all(void *context, double *seconds)
 {
     team *c = context;
-    const double begin = measure_clock();
+    const double begin = clock_seconds();
     pthread_mutex_lock(&c->lock);
     c->begun++;
     c->done = 0;
@@ -104,7 +105,7 @@ static bool call_all(void *context, double *seconds)
     pthread_mutex_unlock(&c->lock);
     finish_call(c, work_of(c, 0));
     wait_for_all(c);
-    *seconds = (measure_clock() - begin) / c->calls;
+    *seconds = (clock_seconds() - begin) / c->calls;
     return c->status == ATTUNE_OK;
 }
 
@@ -259,13 +260,13 @@ static bool make_mask(attune_instance *instance, const workload *w, const attent
     attune_mask_stats stats = {.struct_size = sizeof stats};
     attune_expr *every = NULL;
     attune_status status = ATTUNE_OK;
-    const double begin = measure_clock();
+    const double begin = clock_seconds();
     if (!a->mask)
         status = attune_expr_create(instance, ATTUNE_EXPR_MASK, "true", NULL, 0, &every);
     if (status == ATTUNE_OK)
         status = attune_mask_create(instance, &desc, a->mask ? a->mask : every, a->captures, a->capture_count,
                                     a->parameters, a->parameter_count, mask);
-    row->mask_seconds = measure_clock() - begin;
+    row->mask_seconds = clock_seconds() - begin;
     attune_expr_destroy(every);
     if (status == ATTUNE_OK)
         status = attune_mask_stats_get(*mask, true, &stats);
@@ -438,8 +439,8 @@ void row_ranks(attune_instance *instance, attune_device *device, const workload 
     if (good && options->check && options->pass == ROW_BACKWARD)
         (void)row_check_identities(&s.a, &s.o, &s.gradients.d_o, &s.gradients.d_q, &s.gradients.d_k, &s.gradients.d_v,
                                    row);
-    measure_free(&all.computing);
-    measure_free(&all.exchange);
-    measure_free(&alone.call);
+    statistics_free(&all.computing);
+    statistics_free(&all.exchange);
+    statistics_free(&alone.call);
     ranks_setup_free(&s);
 }

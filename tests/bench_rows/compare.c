@@ -53,7 +53,7 @@ static report sample_report(double around)
     row.time.cpu = calloc(10, sizeof(double));
     row.time.count = 10;
     fill(row.time.samples, 10, around, 0.02);
-    measure_finish(&row.time);
+    statistics_finish(&row.time);
     cr_assert(report_add(&r, &row));
     report_row bad = {.status = REPORT_FAILED};
     (void)snprintf(bad.name, sizeof bad.name, "broken/cpu/f32/b1");

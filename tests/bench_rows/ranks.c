@@ -69,7 +69,7 @@ Test(ranks, rows_are_checked_and_timed)
                   "%s", row.name);
         cr_expect_not_null(strstr(row.name, ranks == 16 ? "/ranks:16" : "/ranks:"));
         cr_expect_eq(strstr(row.name, "/backward") != NULL, cases[i].pass == ROW_BACKWARD, "%s", row.name);
-        measure_free(&row.time);
+        statistics_free(&row.time);
     }
     attune_device_destroy(device);
     attune_instance_destroy(instance);
@@ -112,7 +112,7 @@ Test(ranks, devices)
         cr_expect(row.checked_rows > 0 && row.exchanged_bytes > 0 && row.one_seconds > 0, "%s", row.name);
         cr_expect_eq(row.exchange_seconds, 0, "%s", row.name);
         cr_expect_str_eq(row.plan, "transport host");
-        measure_free(&row.time);
+        statistics_free(&row.time);
         attune_device_destroy(device);
     }
     attune_instance_destroy(instance);
@@ -151,7 +151,7 @@ Test(ranks, traffic)
     cr_expect_float_eq(row.received_bytes, 3.0 * (double)bytes, 1, "%g", row.received_bytes);
     cr_expect_float_eq(row.ring_bytes, row.received_bytes, 1);
     cr_expect_float_eq(row.fetched, 1, 1e-12);
-    measure_free(&row.time);
+    statistics_free(&row.time);
     attune_device_destroy(device);
     attune_instance_destroy(instance);
 }

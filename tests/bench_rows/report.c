@@ -39,7 +39,7 @@ static report_row timed_row(void)
     row.time.cpu = calloc(3, sizeof(double));
     for (int i = 0; i < 3; ++i)
         row.time.samples[i] = row.time.cpu[i] = 0.1;
-    measure_finish(&row.time);
+    statistics_finish(&row.time);
     return row;
 }
 
@@ -85,7 +85,7 @@ Test(report, derived_figures)
     cr_assert_float_eq(report_error_ratio(&row), 1.5, 1e-12);
     row.naive_error = 0;
     cr_assert(isinf(report_error_ratio(&row)));
-    measure_free(&row.time);
+    statistics_free(&row.time);
     cr_assert_eq(report_flops(&row), 0);
     cr_assert_str_eq(report_si(12345678, text), "12.3M");
     cr_assert_str_eq(report_si(999, text), "999");

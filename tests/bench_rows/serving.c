@@ -127,7 +127,7 @@ Test(serving, rows_are_checked_and_timed)
         cr_assert(row.checked_rows > 0 && row.naive_error > 0 && row.time.count == 1);
         cr_assert_gt(report_tokens(&row), 0);
         cr_assert_float_eq(report_tokens(&row) * row.time.median, (double)row.tokens, 1e-6 * (double)row.tokens);
-        measure_free(&row.time);
+        statistics_free(&row.time);
     }
     attune_device_destroy(device);
 }

@@ -11,20 +11,20 @@
 Test(statistics, quantiles_are_type_7)
 {
     const double sorted[] = {1, 2, 3, 4, 5};
-    cr_assert_float_eq(measure_quantile(sorted, 5, 0.5), 3, 1e-15);
-    cr_assert_float_eq(measure_quantile(sorted, 5, 0.1), 1.4, 1e-12); /* numpy.percentile([1..5], 10) */
-    cr_assert_float_eq(measure_quantile(sorted, 5, 0.9), 4.6, 1e-12);
-    cr_assert_float_eq(measure_quantile(sorted, 4, 0.5), 2.5, 1e-15);
-    cr_assert_eq(measure_quantile(sorted, 1, 0.9), 1);
-    cr_assert_eq(measure_quantile(sorted, 5, 1), 5);
-    cr_assert_eq(measure_quantile(sorted, 0, 0.5), 0);
+    cr_assert_float_eq(statistics_quantile(sorted, 5, 0.5), 3, 1e-15);
+    cr_assert_float_eq(statistics_quantile(sorted, 5, 0.1), 1.4, 1e-12); /* numpy.percentile([1..5], 10) */
+    cr_assert_float_eq(statistics_quantile(sorted, 5, 0.9), 4.6, 1e-12);
+    cr_assert_float_eq(statistics_quantile(sorted, 4, 0.5), 2.5, 1e-15);
+    cr_assert_eq(statistics_quantile(sorted, 1, 0.9), 1);
+    cr_assert_eq(statistics_quantile(sorted, 5, 1), 5);
+    cr_assert_eq(statistics_quantile(sorted, 0, 0.5), 0);
 }
 
 Test(statistics, summary_of_unsorted_samples)
 {
     double samples[] = {5, 1, 4, 2, 3};
     measurement m = {.samples = samples, .count = 5};
-    measure_finish(&m);
+    statistics_finish(&m);
     cr_assert_eq(m.median, 3);
     cr_assert_eq(m.least, 1);
     cr_assert_eq(m.most, 5);
@@ -65,33 +65,33 @@ Test(statistics, mann_whitney_is_exact_for_few_samples)
     const double a[] = {1.1, 2.2, 3.3, 4.4, 9.9}, b[] = {0.5, 5.5, 6.6, 7.7, 8.8, 10.1};
     for (uint32_t n = 1; n <= 5; ++n)
         for (uint32_t m = 1; m <= 6; ++m)
-            cr_assert_float_eq(measure_mann_whitney(a, n, b, m), enumerate_p(a, n, b, m), 1e-12, "n %u m %u", n, m);
+            cr_assert_float_eq(statistics_mann_whitney(a, n, b, m), enumerate_p(a, n, b, m), 1e-12, "n %u m %u", n, m);
 }
 
 Test(statistics, mann_whitney_with_ties_and_many_samples)
 {
     const double a[] = {19, 22, 16, 29, 24}, b[] = {20, 11, 17, 12};
-    cr_assert_float_eq(measure_mann_whitney(a, 5, b, 4), 1.0 / 9, 1e-12); /* the example of SciPy's manual */
+    cr_assert_float_eq(statistics_mann_whitney(a, 5, b, 4), 1.0 / 9, 1e-12); /* the example of SciPy's manual */
     const double c[] = {1, 2, 2, 3, 3, 3, 4, 5}, d[] = {2, 3, 4, 4, 5, 5, 6, 6};
     /* By hand from the formula, with half-ranks for ties and the continuity correction. */
-    cr_assert_float_eq(measure_mann_whitney(c, 8, d, 8), 0.05445716006458979, 1e-12);
+    cr_assert_float_eq(statistics_mann_whitney(c, 8, d, 8), 0.05445716006458979, 1e-12);
     double e[60], f[60];
     for (int i = 0; i < 60; ++i) {
         e[i] = i;
         f[i] = i + 0.5;
     }
-    cr_assert_float_eq(measure_mann_whitney(e, 60, f, 60), 0.8770, 1e-3);
+    cr_assert_float_eq(statistics_mann_whitney(e, 60, f, 60), 0.8770, 1e-3);
     for (int i = 0; i < 60; ++i)
         f[i] = i + 1000;
-    cr_assert_lt(measure_mann_whitney(e, 60, f, 60), 1e-15);
+    cr_assert_lt(statistics_mann_whitney(e, 60, f, 60), 1e-15);
 }
 
 Test(statistics, mann_whitney_edges)
 {
     const double a[] = {1, 1, 1}, b[] = {1, 1, 1};
-    cr_assert_eq(measure_mann_whitney(a, 3, b, 3), 1);
-    cr_assert_eq(measure_mann_whitney(a, 0, b, 3), 1);
-    cr_assert_eq(measure_mann_whitney(NULL, 0, NULL, 0), 1);
+    cr_assert_eq(statistics_mann_whitney(a, 3, b, 3), 1);
+    cr_assert_eq(statistics_mann_whitney(a, 0, b, 3), 1);
+    cr_assert_eq(statistics_mann_whitney(NULL, 0, NULL, 0), 1);
 }
 
 typedef struct fake {
@@ -119,11 +119,11 @@ Test(statistics, iterations_follow_the_shortest_time)
     cr_assert_eq(m.warmup, 2);
     cr_assert_eq(f.calls, 102);
     cr_assert_float_eq(m.median, 1e-3, 1e-12);
-    measure_free(&m);
+    statistics_free(&m);
     f = (fake){.seconds = 1};
     cr_assert(measure_run(&(measure_options){.repetitions = 3, .min_time = 0.1}, fake_call, &f, &m));
     cr_assert_eq(f.calls, 3);
-    measure_free(&m);
+    statistics_free(&m);
 }
 
 Test(statistics, stops_and_failures)
@@ -134,16 +134,16 @@ Test(statistics, stops_and_failures)
     cr_assert(measure_run(&(measure_options){.repetitions = 10, .warmup = 1, .stop = &stop}, fake_call, &f, &m));
     cr_assert_eq(m.count, 3);
     cr_assert(m.cut);
-    measure_free(&m);
+    statistics_free(&m);
     /* Asked to stop before the first sample: there is none. */
     f = (fake){.seconds = 1};
     cr_assert_not(measure_run(&(measure_options){.repetitions = 10, .warmup = 1, .stop = &stop}, fake_call, &f, &m));
     cr_assert(m.cut);
-    measure_free(&m);
+    statistics_free(&m);
     f = (fake){.seconds = 1, .fail_at = 4};
     cr_assert_not(measure_run(&(measure_options){.repetitions = 10, .warmup = 1}, fake_call, &f, &m));
     cr_assert_eq(m.count, 2);
-    measure_free(&m);
+    statistics_free(&m);
 }
 
 Test(statistics, noise_of_the_machine)
