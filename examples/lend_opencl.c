@@ -166,7 +166,9 @@ static bool find_device(cl_device_id *device)
 
 int main(int count, char **words)
 {
-    const bool out_of_order = count > 1 && !strcmp(words[1], "--out-of-order");
+    const bool out_of_order = count == 2 && !strcmp(words[1], "--out-of-order");
+    if (count > 1 && !out_of_order)
+        return fprintf(stderr, "usage: %s [--out-of-order]\n", words[0]), 2;
     engine e = {.context = NULL};
     attention a = {.instance = NULL};
     uint32_t state = 1;

@@ -1110,12 +1110,14 @@ int main(int count, char **words)
     settings s = {
         .device = "cpu", .cache = "f32", .seed = 1, .requests = 12, .generate = 24, .slots = 4, .rows = 32, .page = 16};
     if (!parse(count, words, &s))
-        return fprintf(stderr,
-                       "usage: %s [--device cpu|vulkan:0|cuda:0] [--model FILE.gguf] [--cache f32|f16|q8_0|...] "
-                       "[--seed N]\n"
-                       "       [--requests N] [--generate N] [--slots N] [--rows N] [--page N] [--pages N] [--check] "
-                       "[PROMPTS]\n",
-                       words[0]),
+        return fprintf(
+                   stderr,
+                   "usage: %s [--device cpu|vulkan:0|cuda:0|opencl:0] [--model FILE.gguf] [--cache f32|f16|q8_0|...]\n"
+                   "       [--seed N] [--requests N] [--generate N] [--slots N] [--rows N] [--page N] [--pages N] "
+                   "[--check] [PROMPTS]\n"
+                   "Without PROMPTS, a file with a line of token numbers for each request, they are random, and so "
+                   "are weights without --model.\n",
+                   words[0]),
                2;
     model m = {.layers = 0};
     requests r = {NULL, 0};
