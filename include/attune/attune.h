@@ -9,7 +9,11 @@
  *     text -> attune_expr -> attune_mask (blocks to compute) -> attune_plan (kernel, tiles, memory)
  *          -> attune_forward (launches only)
  *
- * Nothing after the plan allocates, compiles or waits.
+ * Nothing after the plan allocates, compiles or waits. README.md has a first program, docs/guide one for each task.
+ *
+ * Sections: version and status, instance, devices, buffers, expressions, block masks, plans, packs, execution (forward,
+ * caches, backward), merging. Other headers: cuda.h, vulkan.h and opencl.h lend an engine's own device, queue and
+ * memory; distributed.h is attention over several devices, with transports in mpi.h, threads.h and cuda_ranks.h.
  *
  * Errors. Every function that can fail returns attune_status. On failure the outputs are unchanged, except that a
  * created handle is set to NULL; attune_last_error() returns the full message of the calling thread. The library never
@@ -385,8 +389,8 @@ typedef enum attune_expr_kind {
 /* The two kinds of names that a caller declares. */
 typedef enum attune_symbol_kind {
     ATTUNE_SYMBOL_CAPTURE = 1,  /* an array, read as name[i, j], with one index for each dimension */
-    ATTUNE_SYMBOL_PARAMETER = 2 /* a scalar (ATTUNE_I32 or ATTUNE_F32), set at each call for a score and when the mask
-                                   is built for a mask; changing it recompiles nothing */
+    ATTUNE_SYMBOL_PARAMETER = 2 /* a scalar (ATTUNE_I32 or ATTUNE_F32): of a score given at each call, of a mask when it
+                                   is built, over a cache both at each call; another value recompiles nothing */
 } attune_symbol_kind;
 
 /* A name that an expression may use. */
@@ -1120,14 +1124,15 @@ ATTUNE_API attune_status attune_forward(const attune_plan *plan, attune_queue *q
                                         attune_completion *completion);
 
 /*
- * Divides the work of a batch over the device's compute units, once a step: args are those of any of the step's calls
- * of attune_forward, of which the batch's rows and lengths (q_start, kv_len, kv_first, count, shared), the block table
- * and args->schedule are read, and the schedule, of attune_plan_schedule_size bytes, is written. All calls with these
- * rows and lengths, a block table of this size and the same plan, or a plan with the same choice whose problem differs
- * in expressions and scale alone, may then pass it: the layers of a model. It is valid until rows or lengths change,
- * may be written again for others, and does not affect results. On CUDA it also counts the parts of a call that are
- * done, so that calls with the same schedule must not run at once: those of several streams have one each. Launches
- * only, as attune_forward.
+ * Divides the work of a batch over the device's compute units, once for all calls of a step. args are those of any of
+ * these calls of attune_forward: the batch's rows and lengths (q_start, kv_len, kv_first, count, shared) and the block
+ * table are read, and attune_plan_schedule_size bytes are written to args->schedule.
+ *
+ * The layers of a model may then pass it: calls with these rows and lengths and a block table of this size, of the same
+ * plan, or of a plan with the same choice whose problem differs in expressions and scale alone. It is valid until rows
+ * or lengths change, may be written again for others, and does not affect results. On CUDA it also counts the parts of
+ * a call that are done: calls with the same schedule must not run at once, so that several streams need one each.
+ * Launches only, as attune_forward.
  */
 ATTUNE_API attune_status attune_schedule(const attune_plan *plan, attune_queue *queue, const attune_forward_args *args,
                                          attune_completion *completion);
@@ -1242,7 +1247,7 @@ ATTUNE_API attune_status attune_backward(const attune_plan *plan, attune_queue *
  * from those of the result. One merger serves all types and shapes on its device. */
 typedef struct attune_merger attune_merger;
 
-/* Creates a merger; compiles if the backend does. UNSUPPORTED on backends without merge kernels. */
+/* Creates a merger; compiles if the backend does. Every backend has merge kernels. */
 ATTUNE_API attune_status attune_merger_create(attune_device *device, attune_merger **merger);
 ATTUNE_API void attune_merger_destroy(attune_merger *merger);
 /* Returns the bytes of workspace that attune_merge or attune_merge_backward needs for part_count parts and an o of this
