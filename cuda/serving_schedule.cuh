@@ -114,7 +114,23 @@ __device__ __forceinline__ void place_rows(tile &t, const attune_cuda_arguments 
     place_item(t, s, found, at, local - at * items);
 }
 
-/* Finds the tile and the part of item `index`, by the sequences' first items, 32 at a time. A tile of a schedule that
+/* Of the `left` sequences from `low` on, whose first items ascend, keeps at most MOST, of which one has item `index`.
+ * The lanes of a warp look at 32 at a time. */
+template <int MOST, typename SCHEDULED>
+__device__ __forceinline__ void narrow_sequences(int &low, int &left, const SCHEDULED *of, int index)
+{
+    int lane = (int)threadIdx.x % 32;
+#pragma unroll 1
+    while (left > MOST) {
+        int step = (left + 31) / 32, probe = lane * step;
+        u32 before = __ballot_sync(0xffffffffu, probe < left && of[low + probe].item <= index);
+        int last = max(31 - __clz((int)before), 0) * step;
+        low += last;
+        left = min(step, left - last);
+    }
+}
+
+/* Finds the tile and the part of item `index`, by the sequences' first items. A tile of a schedule that
  * is not of this call may have no rows. False past the last. */
 __device__ __forceinline__ bool find_item(tile &t, const attune_cuda_arguments &a, const attune_cuda_serving &s,
                                           int index)
@@ -123,16 +139,8 @@ __device__ __forceinline__ bool find_item(tile &t, const attune_cuda_arguments &
     const scheduled *of = scheduled_of(s);
     if (schedule->key != s.schedule_key || index >= schedule->items)
         return false;
-    int group = known_here(a.heads / known_here(a.kv_heads)), lane = (int)threadIdx.x % 32;
-    int low = 0, left = a.batch;
-#pragma unroll 1
-    while (left > 1) {
-        int step = (left + 31) / 32, probe = lane * step;
-        u32 before = __ballot_sync(0xffffffffu, probe < left && of[low + probe].item <= index);
-        int last = max(31 - __clz((int)before), 0) * step;
-        low += last;
-        left = min(step, left - last);
-    }
+    int group = known_here(a.heads / known_here(a.kv_heads)), low = 0, left = a.batch;
+    narrow_sequences<1>(low, left, of, index);
     scheduled found = of[low];
     int live = s.count.address ? min(integer_at(s.count, 0), a.batch) : a.batch;
     sequence_rows rows = rows_of(a, s, low, live);
@@ -149,14 +157,7 @@ __device__ __forceinline__ bool find_item_and_keys(tile &t, const attune_cuda_ar
     int4 header = *(const int4 *)s.schedule;
     int live = s.count.address ? min(integer_at(s.count, 0), a.batch) : a.batch;
     int lane = (int)threadIdx.x % 32, low = 0, left = max(a.batch, 1);
-#pragma unroll 1
-    while (left > 32) {
-        int step = (left + 31) / 32, probe = lane * step;
-        u32 before = __ballot_sync(0xffffffffu, probe < left && of[low + probe].item <= index);
-        int last = max(31 - __clz((int)before), 0) * step;
-        low += last;
-        left = min(step, left - last);
-    }
+    narrow_sequences<32>(low, left, of, index);
     int mine = low + min(lane, left - 1);
     int4 entry = *(const int4 *)(of + mine);
     integers_here x = load_integers(s, mine);
