@@ -35,6 +35,8 @@ ATTUNE_API void attune_cuda_peers_destroy(attune_cuda_peers *peers);
  * Fills the transport of a rank, for one thread, which makes all calls of the rank. Every rank makes the same calls in
  * the same order, and each exchange waits until the other threads have made it too, not for their devices. Each rank
  * copies what it receives; where all devices read each other's memory, the transport also lends, which decode can use.
+ * lend fails for memory that the engine wrapped and a peer's device has no access to, of a pool (cuMemPoolSetAccess) or
+ * of cuMemMap (cuMemSetAccess).
  * After an abort, which waits for the copies and reads that are under way, all ranks fail: make the group and the
  * objects anew.
  */

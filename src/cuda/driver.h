@@ -22,6 +22,7 @@ typedef struct attune__cu_uuid {
 
 enum {
     CU_SUCCESS = 0,
+    CU_INVALID_VALUE = 1,
     CU_OUT_OF_MEMORY = 2,
     CU_DEINITIALIZED = 4,
     CU_DEVICE_UNAVAILABLE = 46,
@@ -62,7 +63,12 @@ enum {
     CU_RESERVED_SHARED_MEMORY_PER_BLOCK = 111
 };
 
-enum { CU_PAIR_NATIVE_ATOMIC_SUPPORTED = 3, CU_POINTER_MEMORY_POOL = 17, CU_LOCATION_DEVICE = 1 };
+enum {
+    CU_PAIR_NATIVE_ATOMIC_SUPPORTED = 3,
+    CU_POINTER_LEGACY_IPC = 10,
+    CU_POINTER_MEMORY_POOL = 17,
+    CU_LOCATION_DEVICE = 1
+};
 
 /* CUmemLocation */
 typedef struct attune__cu_location {
@@ -116,6 +122,8 @@ enum {
     X(context_enable_peer, cuCtxEnablePeerAccess, (attune__cu_context peer, unsigned flags))                           \
     X(pointer_attribute, cuPointerGetAttribute, (void *value, int attribute, attune__cu_pointer pointer))              \
     X(pool_access, cuMemPoolGetAccess, (int *flags, void *pool, attune__cu_location *location))                        \
+    X(mapped_access, cuMemGetAccess,                                                                                   \
+      (unsigned long long *flags, const attune__cu_location *location, attune__cu_pointer pointer))                    \
     X(stream_create, cuStreamCreate, (attune__cu_stream * stream, unsigned flags))                                     \
     X(stream_destroy, cuStreamDestroy_v2, (attune__cu_stream stream))                                                  \
     X(stream_synchronize, cuStreamSynchronize, (attune__cu_stream stream))                                             \

@@ -209,30 +209,47 @@ static bool has_peer(const attune_message *messages, uint32_t count, uint32_t pe
     return found;
 }
 
-/* Fails for memory of a pool that a peer's device has no access to. That of cuMemAlloc is readable since
- * attune_cuda_peers_create. */
+/* Memory whose access is set for each device, where a device has none. */
+typedef enum hidden { READABLE, IN_POOL, MAPPED } hidden;
+
+/* All memory of cuMemAlloc is readable since attune_cuda_peers_create. It has a handle of the first kind for other
+ * processes, unlike that of pools and of cuMemMap, as PyTorch's expandable segments. */
+static hidden hidden_from(const attune__cuda_driver *driver, attune__cu_pointer at, attune__cu_location *device)
+{
+    void *pool = NULL;
+    uint64_t legacy = 0; /* the driver writes an int or less */
+    int access = 0;
+    unsigned long long flags = 0;
+    if (driver->pointer_attribute(&pool, CU_POINTER_MEMORY_POOL, at) == CU_SUCCESS && pool)
+        return driver->pool_access(&access, pool, device) == CU_SUCCESS && !access ? IN_POOL : READABLE;
+    if (driver->pointer_attribute(&legacy, CU_POINTER_LEGACY_IPC, at) == CU_SUCCESS && legacy)
+        return READABLE;
+    return driver->mapped_access(&flags, device, at) == CU_SUCCESS && !flags ? MAPPED : READABLE;
+}
+
+/* Fails for memory that a peer's device has no access to. The ends of a buffer may be mapped apart. */
 static attune_status check_readable(const struct peer *mine, const attune_message *sends, uint32_t count)
 {
     const attune__cuda_driver *driver = &mine->messages.device->driver;
     const attune_buffer *last = NULL;
     uint32_t last_peer = 0; /* that `last` was checked for */
     for (uint32_t i = 0; i < count; i++) {
-        const attune__cuda_device *peer = mine->all->ranks[sends[i].peer].messages.device;
-        void *pool = NULL;
-        int access = 0;
+        attune__cu_location location = {CU_LOCATION_DEVICE, mine->all->ranks[sends[i].peer].messages.device->device};
         if (((const attune__cuda_buffer *)sends[i].buffer)->owned ||
             (sends[i].buffer == last && sends[i].peer == last_peer))
             continue;
         last = sends[i].buffer;
         last_peer = sends[i].peer;
-        if (driver->pointer_attribute(&pool, CU_POINTER_MEMORY_POOL, attune__cuda_pointer(last)) != CU_SUCCESS || !pool)
-            continue;
-        attune__cu_location location = {CU_LOCATION_DEVICE, peer->device};
-        if (driver->pool_access(&access, pool, &location) == CU_SUCCESS && !access)
+        const attune__cu_pointer at = attune__cuda_pointer(last);
+        hidden is = hidden_from(driver, at, &location);
+        if (!is)
+            is = hidden_from(driver, at + last->size - 1, &location);
+        if (is)
             return attune__fail(ATTUNE_UNSUPPORTED,
-                                "q, k or v of rank %u is in a memory pool that device %d cannot read: set its access "
-                                "(cuMemPoolSetAccess), wrap memory of cuMemAlloc, or set transport.lend to NULL",
-                                (uint32_t)(mine - mine->all->ranks), peer->device);
+                                "q, k or v of rank %u is in memory %s that device %d cannot read: set its access "
+                                "(%s), wrap memory of cuMemAlloc, or set transport.lend to NULL",
+                                (uint32_t)(mine - mine->all->ranks), is == IN_POOL ? "of a memory pool" : "of cuMemMap",
+                                location.id, is == IN_POOL ? "cuMemPoolSetAccess" : "cuMemSetAccess");
     }
     return ATTUNE_OK;
 }

@@ -16,6 +16,8 @@ typedef struct fake_state {
     int pool;         /* memory is of a pool ... */
     int pool_access;  /* ... to which a device has this access, ... */
     int pool_grants;  /* ... but can read it, so many answers say first */
+    int mapped;       /* memory is of cuMemMap ... */
+    int mapped_end;   /* ... of which devices read what lies below this address */
     int not_ready;    /* cuEventQuery answers CUDA_ERROR_NOT_READY so many times */
     int architecture; /* 90 */
     int calls;        /* so far */

@@ -222,10 +222,20 @@ int cuCtxEnablePeerAccess(void *peer, unsigned flags)
 }
 int cuPointerGetAttribute(void *value, int attribute, unsigned long long pointer)
 {
-    (void)attribute, (void)pointer;
+    (void)pointer;
     CALL("cuPointerGetAttribute");
-    *(void **)value = fake.pool ? &some_object : NULL;
+    if (attribute == CU_POINTER_LEGACY_IPC)
+        *(int *)value = !fake.pool && !fake.mapped;
+    else
+        *(void **)value = fake.pool ? &some_object : NULL;
     return 0;
+}
+int cuMemGetAccess(unsigned long long *flags, const attune__cu_location *location, attune__cu_pointer pointer)
+{
+    (void)location;
+    CALL("cuMemGetAccess");
+    *flags = pointer < (unsigned long long)fake.mapped_end ? 3 : 0;
+    return fake.mapped ? CU_SUCCESS : CU_INVALID_VALUE;
 }
 int cuMemPoolGetAccess(int *flags, void *pool, attune__cu_location *location)
 {

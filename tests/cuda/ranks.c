@@ -527,6 +527,42 @@ Test(cuda_ranks, lend_pool)
     scene_close(&s);
 }
 
+/* So is memory of cuMemMap without access, also if that of the buffer's end alone has none; it is no pool's. */
+Test(cuda_ranks, lend_mapped)
+{
+    static const struct {
+        int mapped, end;
+        attune_status status;
+    } kinds[] = {
+        {0, 0, ATTUNE_OK}, {1, 4096 + 64, ATTUNE_OK}, {1, 4096 + 63, ATTUNE_UNSUPPORTED}, {1, 0, ATTUNE_UNSUPPORTED}};
+    scene s = {0};
+    attune_cuda_peers *peers;
+    attune_transport t;
+    attune_buffer *wrapped;
+    scene_open(&s);
+    attune_queue *queue = attune_device_queue(s.device);
+    cr_assert_eq(attune_cuda_buffer_wrap(s.device, 4096, 64, &wrapped), ATTUNE_OK);
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        const attune_message sends[2] = {{.buffer = s.from, .size = 8}, {.buffer = wrapped, .size = 8}};
+        driver->mapped = kinds[i].mapped;
+        driver->mapped_end = kinds[i].end;
+        cr_assert_eq(attune_cuda_peers_create(&s.device, 1, &peers), ATTUNE_OK);
+        cr_assert_eq(attune_cuda_peers_transport(peers, 0, &t), ATTUNE_OK);
+        const attune_status status = t.lend(t.user, sends, 2, NULL, 0, queue);
+        cr_expect_eq(status, kinds[i].status, "%zu: %d", i, status);
+        cr_expect(status == ATTUNE_OK || strstr(attune_last_error(), "cuMemSetAccess"), "%s", attune_last_error());
+        if (status != ATTUNE_OK)
+            t.abort(t.user);
+        else
+            cr_expect_eq(t.finish(t.user, queue), ATTUNE_OK);
+        t.reclaim(t.user);
+        attune_cuda_peers_destroy(peers);
+    }
+    driver->mapped = 0;
+    attune_buffer_destroy(wrapped);
+    scene_close(&s);
+}
+
 /* Each peer's device is asked for, also behind memory that needs no question. */
 Test(cuda_ranks, lend_pool_to_several, .timeout = 60)
 {

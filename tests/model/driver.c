@@ -250,9 +250,18 @@ int cuCtxEnablePeerAccess(void *peer, unsigned flags)
 /* Of cuMemAlloc, the only one here. */
 int cuPointerGetAttribute(void *value, int attribute, unsigned long long pointer)
 {
-    (void)attribute, (void)pointer;
-    *(void **)value = NULL;
+    (void)pointer;
+    if (attribute == CU_POINTER_LEGACY_IPC)
+        *(int *)value = 1;
+    else
+        *(void **)value = NULL;
     return CU_SUCCESS;
+}
+int cuMemGetAccess(unsigned long long *flags, const attune__cu_location *location, attune__cu_pointer pointer)
+{
+    (void)location, (void)pointer;
+    *flags = 0;
+    return CU_INVALID_VALUE;
 }
 int cuMemPoolGetAccess(int *flags, void *pool, attune__cu_location *location)
 {
