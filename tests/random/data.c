@@ -173,8 +173,30 @@ int64_t capture_size(const problem *p, const call *c, const tree_symbol *s, int 
     return size < most[s->rank] ? size : most[s->rank];
 }
 
+double parameter_value(const tree_symbol *s, uint64_t way)
+{
+    static const double ends[] = {INT32_MIN, INT32_MAX, -1, -7};
+    if (s->dtype != ATTUNE_I32)
+        return (double)(way % 512) / 64 - 4;
+    return way >> 20 & 15 ? (double)(way % 50) : ends[way & 3];
+}
+
+/* Integers that index nothing or wrap, and floats whose products do not fit f16 or are its subnormal numbers. */
+static double rare_value(attune_dtype dtype, uint64_t word)
+{
+    static const double ends[] = {INT32_MIN, INT32_MAX, -1, -2, INT32_MIN + 1, 1 << 16, 0x7fffff, -100};
+    const double value = (double)((int64_t)(word >> 8 & 255) - 128);
+    if (dtype == ATTUNE_F16)
+        return value * (word & 1 ? 0x1p-24 : 256);
+    if (dtype == ATTUNE_F32 || dtype == ATTUNE_BF16)
+        return value * (word & 1 ? 0x1p-40 : 0x1p20);
+    return dtype == ATTUNE_U8 ? 255 : ends[word & 7];
+}
+
 double capture_value(const tree_symbol *s, uint64_t word, uint64_t way, int64_t last, int64_t size)
 {
+    if (s->dtype != ATTUNE_BOOL && (way >> 20 & 7) == 0 && (word >> 40 & 7) == 0)
+        return rare_value(s->dtype, word);
     switch (s->dtype) {
     case ATTUNE_BOOL:
         return word % 10 < 6;
@@ -203,7 +225,7 @@ static void bind(const problem *p, const call *c, const call_data *d, const tree
         const uint64_t seed = mix(c->seed, (uint64_t)(SEED_SYMBOL + which * SYMBOLS + s)), way = mix(seed, 77);
         binding *b = &bindings[s];
         if (symbol->kind == ATTUNE_SYMBOL_PARAMETER) {
-            b->number = symbol->dtype == ATTUNE_I32 ? (double)(way % 50) : (double)(way % 512) / 64 - 4;
+            b->number = parameter_value(symbol, way);
             continue;
         }
         grid v;

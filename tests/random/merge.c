@@ -6,7 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PARTS 12
+#define PARTS 32
+#define FEW   12 /* parts, where there are not many */
 
 typedef struct merge {
     attune_dtype dtype, row_dtype, part_dtype[PARTS];
@@ -15,6 +16,7 @@ typedef struct merge {
     bool want_lse, want_d_lse, nonfinite, seconds;
     uint32_t want_d_parts, want_d_rows; /* bits: parts whose gradients are asked for */
     int onto;                           /* the part that the merged o and lse replace; -1 = none */
+    double far;                         /* some LSE are so many times a number up to 4 */
     uint64_t workspace_offset;
     placed o, lse, d_o, d_lse, part_o[PARTS], part_lse[PARTS], part_d_o[PARTS], part_d_lse[PARTS];
     grid in_o[PARTS], in_lse[PARTS], out_o, out_lse, in_d_o, in_d_lse;
@@ -33,7 +35,7 @@ static void draw_row(rng *r, merge *m, int64_t row, int part)
 {
     grid *o = &m->in_o[part], *lse = &m->in_lse[part];
     const int64_t width = m->size[3];
-    lse->at[row] = rounded_to(m->row_dtype, drawn(r) * (rng_chance(r, 10) ? 40 : 4));
+    lse->at[row] = rounded_to(m->row_dtype, drawn(r) * (rng_chance(r, 10) ? m->far : 4));
     if (rng_chance(r, 15))
         lse->at[row] = -INFINITY;
     if (m->nonfinite && rng_chance(r, 3))
@@ -305,7 +307,8 @@ static void merge_draw(rng *g, attune_backend backend, merge *m)
     static const attune_dtype dtypes[] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16, ATTUNE_F64};
     m->dtype = dtypes[rng_range(g, 0, backend == ATTUNE_BACKEND_CPU ? 3 : 2)];
     m->row_dtype = m->dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32;
-    m->parts = (int)rng_range(g, 1, PARTS);
+    m->parts = (int)rng_range(g, 1, FEW);
+    m->far = 40;
     m->nonfinite = rng_chance(g, 25);
     m->want_lse = rng_chance(g, 70);
     m->want_d_lse = rng_chance(g, 70);
@@ -318,6 +321,14 @@ static void merge_draw(rng *g, attune_backend backend, merge *m)
     m->size[1] = rng_range(g, 1, 4);
     m->size[2] = rng_range(g, 1, 40);
     m->size[3] = 8 * rng_range(g, 1, 17);
+    rng rare = {mix(g->state, 8125)};
+    if (rng_chance(&rare, 30)) {
+        m->parts = (int)rng_range(&rare, 1, PARTS);
+        m->far = rng_chance(&rare, 50) ? 4 : 2000;
+        m->size[2] = rng_range(&rare, 1, 300);
+        m->size[3] = 8 * rng_range(&rare, 1, 64);
+        m->onto = m->onto < m->parts ? m->onto : -1;
+    }
     grid_create(&m->out_o, 4, m->size);
     grid_create(&m->out_lse, 3, m->size);
     grid_create(&m->in_d_o, 4, m->size);

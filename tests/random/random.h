@@ -323,6 +323,7 @@ typedef struct call_data {
     expected out_o, out_lse, out_row_max, out_d_q, out_d_k, out_d_v, out_d_sinks, out_d_captures[SYMBOLS];
 } call_data;
 
+double parameter_value(const tree_symbol *s, uint64_t way);
 /* Of element `last` of `size` of a capture's last dimension. */
 double capture_value(const tree_symbol *s, uint64_t word, uint64_t way, int64_t last, int64_t size);
 bool data_create(const problem *p, const call *c, call_data *d);

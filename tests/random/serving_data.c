@@ -261,7 +261,7 @@ static void bind(const serving *s, const step *c, const step_data *d, const tree
         const uint64_t seed = mix(c->seed, (uint64_t)(SEED_SYMBOL + which * SYMBOLS + i)), way = mix(seed, 77);
         binding *b = &bindings[i];
         if (symbol->kind == ATTUNE_SYMBOL_PARAMETER) {
-            b->number = symbol->dtype == ATTUNE_I32 ? (double)(way % 50) : (double)(way % 512) / 64 - 4;
+            b->number = parameter_value(symbol, way);
             continue;
         }
         grid v;
