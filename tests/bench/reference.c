@@ -296,12 +296,15 @@ Test(reference, what_cancels_follows_what_was_summed)
         const double least = dtype == ATTUNE_F16 ? 0x1p-25 : 0;
         const double first = 2 * (u * sqrt(3) * 20 + (2 + 3.25) * single * 40) + least;
         const double second = 2 * (u * sqrt(3) * 28 + (2 + 5.75) * single * 56) + least;
+        /* Terms of exactly 0 leave nothing but in d_v, of 5 and 7. */
+        const double summed = 3 * single * sqrt(2 * (74.0 / 2 + 144.0 / 3));
         may_be_off(dtype, c.d_q, second * 0.5 * 3, 56 * 0.5 * 3);
         may_be_off(dtype, c.d_k, hypot(first * 0.5 * 2, second * 0.5 * 4), 56 * 0.5 * 4);
         may_be_off(dtype, c.d_captures[0], hypot(first * 3, second * 6), 56 * 6);
         may_be_off(dtype, c.d_captures[1], hypot(first, second), 56);
         cr_assert_float_eq(
-            c.d_v, hypot((2 * (u + (2 + 3.25) * single) + least) * 5, (2 * (u + (2 + 5.75) * single) + least) * 7),
+            c.d_v,
+            hypot((2 * (u + (2 + 3.25) * single) + least) * 5, (2 * (u + (2 + 5.75) * single) + least) * 7) + summed,
             1e-15);
         attune_expr_destroy(a.score);
 
@@ -320,6 +323,44 @@ Test(reference, what_cancels_follows_what_was_summed)
         array_free(&a.v);
         array_free(&d_o);
     }
+    attune_instance_destroy(instance);
+}
+
+/* dV of one key, whose P is 1, is the sum of d_o over the rows: added one by one in float32 it scatters by more than
+ * units of its own rounding, and by no more than its terms let it. */
+Test(reference, sums_of_many_rows_scatter)
+{
+    enum { ROWS = 400000, COLUMNS = 8 };
+    const int64_t rows[4] = {1, 1, ROWS, COLUMNS}, one[4] = {1, 1, 1, COLUMNS};
+    attention a = {.scale = 1};
+    array d_o = {0};
+    attune_instance *instance;
+    reference_cancellation c;
+    reference_error error;
+    failure why;
+    double exact[COLUMNS] = {0}, single[COLUMNS];
+    float sums[COLUMNS] = {0};
+    cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
+    cr_assert(array_create(&a.q, ATTUNE_F32, 4, rows, &why) && array_create(&a.k, ATTUNE_F32, 4, one, &why) &&
+              array_create(&a.v, ATTUNE_F32, 4, one, &why) && array_create(&d_o, ATTUNE_F32, 4, rows, &why));
+    uint64_t state = 1;
+    for (int64_t i = 0; i < ROWS * COLUMNS; i++) {
+        state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        array_set(&d_o, i, (double)(state >> 40) * 0x1p-23 - 1);
+        exact[i % COLUMNS] += array_get(&d_o, i);
+        sums[i % COLUMNS] += (float)array_get(&d_o, i);
+    }
+    for (int i = 0; i < COLUMNS; i++)
+        single[i] = (double)sums[i];
+    cr_assert(reference_cancelled(instance, &a, &d_o, NULL, 0, &c, &why), "%s", why.message);
+    reference_compare_gradient(ATTUNE_F32, COLUMNS, single, exact, 0, &error);
+    cr_expect(!error.pass, "%g of %g", error.max, error.bound_max);
+    reference_compare_gradient(ATTUNE_F32, COLUMNS, single, exact, c.d_v, &error);
+    cr_expect(error.pass && error.bound_max < 16 * error.max, "%g of %g", error.max, error.bound_max);
+    array_free(&a.q);
+    array_free(&a.k);
+    array_free(&a.v);
+    array_free(&d_o);
     attune_instance_destroy(instance);
 }
 

@@ -537,6 +537,11 @@ static bool derivatives_make(attune_instance *instance, const attention *a, deri
     return ok;
 }
 
+/* The terms of each element of a gradient: their sum and that of their squares. */
+typedef struct element_sums {
+    double *sum, *square;
+} element_sums;
+
 /* State of the sums over rows, beside a plane's. Of each element: the squares of what rows leave, summed. */
 typedef struct gradient_sums {
     const attention *a;
@@ -544,7 +549,9 @@ typedef struct gradient_sums {
     const array *d_o, *d_lse;
     plane p;
     derivatives d;
-    double *raw, *slope, *rounding, *index[ATTUNE_MAX_RANK], *o, *d_q; /* of a row */
+    double *raw, *slope, *rounding, *d_s, *index[ATTUNE_MAX_RANK], *o, *d_q; /* of a row */
+    element_sums of_q, of_k, of_v;                                           /* of_q: of a row */
+    double *rows;                                                            /* that see each key */
     double *d_k, *d_v, *d_captures[ATTUNE_EXPR_MAX_SYMBOLS];
     double *row[ATTUNE_EXPR_MAX_SYMBOLS]; /* what a row leaves in d_captures; else 0 */
 } gradient_sums;
@@ -561,31 +568,56 @@ static double finite_magnitude(double x)
     return isfinite(x) ? fabs(x) : 0;
 }
 
+static void add_term(element_sums *e, int64_t at, double term)
+{
+    if (!isfinite(term))
+        return;
+    e->sum[at] += term;
+    e->square[at] += term * term;
+}
+
+/* Three times the root of the sum of squares of the roundings of n additions, each up to `single` of its partial sum.
+ * On average over all orders the square of the t-th of these is t / n sum x^2 + (t / n)^2 (sum x)^2. */
+static double sum_rounding(const element_sums *e, int64_t at, double n, double single)
+{
+    return 3 * single * sqrt(n * (e->square[at] / 2 + e->sum[at] * e->sum[at] / 3));
+}
+
+static double single_of(const attention *a)
+{
+    return reference_epsilon(attention_rule_dtype(a) == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32);
+}
+
 static void row_roundings(gradient_sums *g, const reference_row *row, double lse)
 {
     const shape *s = g->s;
     const attune_dtype dtype = attention_rule_dtype(g->a);
-    const double unit = reference_epsilon(dtype), least = least_rounding(dtype),
-                 single = reference_epsilon(dtype == ATTUNE_F64 ? ATTUNE_F64 : ATTUNE_F32);
+    const double unit = reference_epsilon(dtype), least = least_rounding(dtype), single = single_of(g->a);
     const int64_t place = (row->b * s->heads + row->h) * s->q_len + row->q;
     const int64_t head = (g->p.b * s->kv_heads + g->p.h) * s->kv_len;
-    double delta = g->d_lse ? fabs(array_get(g->d_lse, place)) : 0, squares = 0;
+    const double d_lse = g->d_lse ? array_get(g->d_lse, place) : 0;
+    double delta = fabs(d_lse), exact = -d_lse, squares = 0;
     for (int64_t i = 0; i < s->dv; i++) {
         const double product = g->o[i] * array_get(g->d_o, place * s->dv + i);
         delta += fabs(product);
+        exact += product;
         squares += product * product;
     }
     for (int64_t kv = 0; kv < s->kv_len; kv++) {
         const double weight = g->p.allowed[kv] != 0 ? exp(g->p.score[kv] - lse) : 0;
         /* exp(s - lse) has the roundings of both in its exponent. */
         const double moved = (2 + fabs(g->p.score[kv])) * single;
-        double terms = delta;
+        double terms = delta, d_p = 0;
         for (int64_t i = 0; i < s->dv && weight != 0; i++) {
             const double d_o = array_get(g->d_o, place * s->dv + i);
             const double rounding = finite_magnitude((2 * (unit + moved) * weight + least) * d_o);
             terms += fabs(d_o * g->p.v[kv * s->dv + i]);
+            d_p += d_o * g->p.v[kv * s->dv + i];
             g->d_v[(head + kv) * s->dv + i] += rounding * rounding;
+            add_term(&g->of_v, (head + kv) * s->dv + i, weight * d_o);
         }
+        g->d_s[kv] = weight * (d_p - exact);
+        g->rows[head + kv] += weight != 0;
         g->rounding[kv] = weight == 0 ? 0 : 2 * weight * (unit * sqrt(3 * squares) + moved * terms) + least;
     }
 }
@@ -648,25 +680,36 @@ static bool row_gradients(gradient_sums *g, const reference_row *row, double *la
     if (g->d.slope && !derive(g, row, g->d.slope, g->slope, why))
         return false;
     memset(g->d_q, 0, (size_t)s->d * sizeof *g->d_q);
-    double *d_k = g->d_k + (g->p.b * s->kv_heads + g->p.h) * s->kv_len * s->d;
-    for (int64_t kv = 0; kv < s->kv_len; kv++)
+    memset(g->of_q.sum, 0, (size_t)s->d * sizeof *g->of_q.sum);
+    memset(g->of_q.square, 0, (size_t)s->d * sizeof *g->of_q.square);
+    const int64_t head = (g->p.b * s->kv_heads + g->p.h) * s->kv_len * s->d;
+    double *d_k = g->d_k + head, keys = 0;
+    for (int64_t kv = 0; kv < s->kv_len; kv++) {
+        keys += g->rounding[kv] != 0;
         for (int64_t i = 0; i < s->d && g->rounding[kv] != 0; i++) {
+            const double term = g->d_s[kv] * g->slope[kv] * a->scale;
+            add_term(&g->of_q, i, term * g->p.k[kv * s->d + i]);
+            add_term(&g->of_k, head + kv * s->d + i, term * g->p.q[i]);
             const double rounding = g->rounding[kv] * g->slope[kv] * a->scale;
             const double key = finite_magnitude(rounding * g->p.q[i]);
             g->d_q[i] += finite_magnitude(rounding * g->p.k[kv * s->d + i]);
             d_k[kv * s->d + i] += key * key;
         }
+    }
     for (int64_t i = 0; i < s->d; i++)
-        *largest = fmax(*largest, g->d_q[i]);
+        *largest = fmax(*largest, g->d_q[i] + sum_rounding(&g->of_q, i, keys, single_of(a)));
     return true;
 }
 
-static double largest_root(const double *squares, int64_t count)
+/* The largest root of what rows leave, with what the sums over them do; e NULL = these are exact. */
+static double largest_rounding(const gradient_sums *g, const double *squares, const element_sums *e, int64_t count,
+                               int64_t columns)
 {
+    const double single = single_of(g->a);
     double largest = 0;
     for (int64_t i = 0; i < count; i++)
-        largest = fmax(largest, squares[i]);
-    return sqrt(largest);
+        largest = fmax(largest, sqrt(squares[i]) + (e ? sum_rounding(e, i, g->rows[i / columns], single) : 0));
+    return largest;
 }
 
 bool reference_cancelled(attune_instance *instance, const attention *a, const array *d_o, const array *d_lse,
@@ -679,7 +722,7 @@ bool reference_cancelled(attune_instance *instance, const attention *a, const ar
     gradient_sums g = {.a = a, .s = &s, .d_o = d_o, .d_lse = d_lse};
     const int64_t keys = array_count(&a->k), values = array_count(&a->v);
     int64_t elements[ATTUNE_EXPR_MAX_SYMBOLS] = {0},
-            fixture = (3 + ATTUNE_MAX_RANK) * s.kv_len + s.dv + s.d + keys + values;
+            fixture = (4 + ATTUNE_MAX_RANK) * s.kv_len + s.dv + 3 * s.d + 3 * keys + 3 * values + keys / s.d;
     for (uint32_t i = 0; i < a->capture_count; i++) {
         elements[i] = captures >> i & 1;
         for (uint32_t j = 0; j < a->captures[i].array.rank; j++)
@@ -689,14 +732,19 @@ bool reference_cancelled(attune_instance *instance, const attention *a, const ar
     double *next = calloc((size_t)fixture, sizeof *next), *all = next;
     bool ok = next || failure_set(why, "out of memory: %lld terms", (long long)fixture);
     if (ok) {
-        double **const rows[] = {&g.raw, &g.slope, &g.rounding, &g.index[0], &g.index[1], &g.index[2], &g.index[3]};
+        double **const rows[] = {&g.raw,      &g.slope,    &g.rounding, &g.d_s,
+                                 &g.index[0], &g.index[1], &g.index[2], &g.index[3]};
         for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++, next += s.kv_len)
             *rows[i] = next;
         g.o = next;
         g.d_q = g.o + s.dv;
         g.d_k = g.d_q + s.d;
         g.d_v = g.d_k + keys;
-        next = g.d_v + values;
+        g.of_q = (element_sums){g.d_v + values, g.d_v + values + s.d};
+        g.of_k = (element_sums){g.of_q.square + s.d, g.of_q.square + s.d + keys};
+        g.of_v = (element_sums){g.of_k.square + keys, g.of_k.square + keys + values};
+        g.rows = g.of_v.square + values;
+        next = g.rows + keys / s.d;
         for (uint32_t i = 0; i < a->capture_count; next += 2 * elements[i++]) {
             g.d_captures[i] = elements[i] ? next : NULL;
             g.row[i] = next + elements[i];
@@ -708,10 +756,10 @@ bool reference_cancelled(attune_instance *instance, const attention *a, const ar
         ok = row_gradients(&g, &row, &out->d_q, why);
     }
     if (ok) {
-        out->d_k = largest_root(g.d_k, keys);
-        out->d_v = largest_root(g.d_v, values);
+        out->d_k = largest_rounding(&g, g.d_k, &g.of_k, keys, s.d);
+        out->d_v = largest_rounding(&g, g.d_v, &g.of_v, values, s.dv);
         for (uint32_t i = 0; i < a->capture_count; i++)
-            out->d_captures[i] = largest_root(g.d_captures[i], elements[i]);
+            out->d_captures[i] = largest_rounding(&g, g.d_captures[i], NULL, elements[i], 1);
     } else
         *out = (reference_cancellation){0};
     derivatives_free(&g.d);

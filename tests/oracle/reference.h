@@ -91,7 +91,8 @@ void reference_compare_o(attune_dtype dtype, attune_dtype o_dtype, int64_t rows,
  *
  * times what dS is multiplied by: elements of O are rounded separately, three times what their sum scatters by, and
  * twice that. Pairs of a row share delta, so theirs add up; rows do not: the root of the sum of their squares. In d_v
- * it is 2 u P |d_o|. P and dS are kept in f16, whose numbers end at 2^-24: 2^-25 more for each.
+ * it is 2 u P |d_o|. Sums of n terms x in float32 scatter by 3 2^-24 sqrt(n (sum x^2 / 2 + (sum x)^2 / 3)) more, which
+ * counts past some thousand terms. P and dS are kept in f16, whose numbers end at 2^-24: 2^-25 more for each.
  */
 typedef struct reference_cancellation {
     double d_q, d_k, d_v, d_captures[ATTUNE_EXPR_MAX_SYMBOLS];
