@@ -9,7 +9,7 @@
 
 #define MODEL_PARAMETERS 16 /* of a kernel, at most */
 
-/* What cuLaunchKernel is given. */
+/* The arguments of cuLaunchKernel. */
 typedef struct launch_call {
     void *function;
     unsigned grid[3], block[3], shared;
