@@ -2,16 +2,18 @@
 # SPDX-License-Identifier: MIT
 """PyTorch's attention beside attune's, on the same shapes in one run (docs/benchmarking.md).
 
-For each workload of a file runs `attune bench`, then times on the same GPU what PyTorch has for it:
-scaled_dot_product_attention with the cuDNN and flash backends where there is no expression but causal, compiled
-flex_attention for all, whose functions are made of attune's nodes of the expression (attune expr --ir) and of the captures
+For each workload of a file runs `attune bench`, then times on the same device what PyTorch has for it:
+scaled_dot_product_attention where there is no expression but causal, on a GPU with the cuDNN and flash backends and on the CPU
+with the one that PyTorch chooses (sdpa), compiled flex_attention for all, whose functions are made of attune's nodes of the expression (attune expr --ir) and of the captures
 that attune wrote, and FlashAttention-4 (fa4; the packages flash-attn-4, quack-kernels, apache-tvm-ffi, torch-c-dlpack-ext and
 nvidia-cutlass-dsl with its libs of CUDA 13) for causal, windows and soft-caps. The rows of one workload follow on each
 other, so that they find the GPU equally warm. FLOP are counted as attune counts them, 2 * pairs * (D + Dv) with the pairs
 that its mask allows, and 2.5 times that backwards, where the gradients of q, k, v and, by flex_attention, of the score's
 captures are timed, without the forward pass.
 Inputs are random normal numbers. A sample is the mean of the calls that fill --min-time / --repetitions seconds between two
-CUDA events, behind as long a warm-up as attune's rows have; the figure is the samples' median. A backend that is missing or refuses a shape is a row with the reason.
+CUDA events, or on the CPU by time.perf_counter, behind as long a warm-up as attune's rows have; the figure is the samples' median.
+On the CPU both have a thread for each processor that the process may use. A backend that is missing or refuses a shape is a row with
+the reason.
 
 With --compile-jobs N, N processes compile the peers' kernels, which takes longer than to time them, and launch none meanwhile; the
 GPU is held by one process at a time, or by attune bench, which times --batch workloads a run.
@@ -40,8 +42,8 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument('--attune', default='attune', help='the program; "" leaves attune out, and flex')
 parser.add_argument('--file', type=pathlib.Path, default=here.parent / 'workloads/shapes/h200_forward.json', help='workloads')
 parser.add_argument('--only', default='', help='workloads by name, with commas between')
-parser.add_argument('--peers', default='cudnn,flash,flex', help='of cudnn, flash, flex and fa4')
-parser.add_argument('--device', default='cuda:0', help="attune's device; PyTorch takes the GPU of the same number")
+parser.add_argument('--peers', help='of cudnn, flash, flex and fa4; on the CPU of sdpa and flex (default: all but fa4)')
+parser.add_argument('--device', default='cuda:0', help="attune's device: cpu, or a GPU, of which PyTorch takes the one of the same number")
 parser.add_argument('--direction', choices=['forward', 'backward'], default='forward')
 parser.add_argument('--repetitions', type=int, default=10, help='samples of a row')
 parser.add_argument('--min-time', type=float, default=0.2, help="seconds that a row's samples take together")
@@ -55,6 +57,13 @@ parser.add_argument('--batch', type=int, default=8, help='workloads of a run of 
 options = parser.parse_args()
 if options.compile_jobs < 0 or options.batch < 1:
     parser.error('--compile-jobs is below 0, or --batch below 1')
+ON_CPU = options.device == 'cpu'
+PEERS = ['sdpa', 'flex'] if ON_CPU else ['cudnn', 'flash', 'flex', 'fa4']
+peers = [peer for peer in options.peers.split(',') if peer] if options.peers is not None else [peer for peer in PEERS if peer != 'fa4']
+for unknown in set(peers) - set(PEERS):
+    parser.error(f'--peers has {unknown!r}: on {options.device} there are {", ".join(PEERS)}')
+if ON_CPU and options.compile_jobs:
+    parser.error('--compile-jobs is for GPUs: on the CPU compilation would disturb what is timed')
 
 workloads = json.loads(options.file.read_text())
 workloads = workloads if isinstance(workloads, list) else [workloads]
@@ -97,10 +106,12 @@ try:
     from torch.nn.attention import SDPBackend, sdpa_kernel
 except ImportError as error:
     sys.exit(f'PyTorch cannot be imported: {error}')
-if not options.compile_jobs and not torch.cuda.is_available():  # jobs are forks, before which CUDA must not begin
+if not ON_CPU and not options.compile_jobs and not torch.cuda.is_available():  # jobs are forks, before which CUDA must not begin
     sys.exit('PyTorch finds no GPU')
 number = int(options.device.partition(':')[2] or 0)
-device = torch.device('cuda', number)
+device = torch.device('cpu') if ON_CPU else torch.device('cuda', number)
+if ON_CPU:
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
 TYPES = {'bf16': torch.bfloat16, 'f16': torch.float16, 'f32': torch.float32}
 CAUSAL = 'q >= kv'
 WINDOW = re.compile(r'q >= kv && q - kv < (\d+)$')
@@ -264,10 +275,11 @@ def make_peer(w, peer):
         return lambda: directed(call, (q, k, v))
     if w.get('score') or w.get('mask', CAUSAL) != CAUSAL:
         raise ValueError('scaled_dot_product_attention takes no expression')
-    backend = {'cudnn': SDPBackend.CUDNN_ATTENTION, 'flash': SDPBackend.FLASH_ATTENTION}[peer]
+    backends = {'cudnn': [SDPBackend.CUDNN_ATTENTION], 'flash': [SDPBackend.FLASH_ATTENTION],
+                'sdpa': [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]}[peer]
 
     def call():
-        with sdpa_kernel(backend):
+        with sdpa_kernel(backends):
             return F.scaled_dot_product_attention(q, k, v, is_causal='mask' in w, enable_gqa=grouped)
     return lambda: directed(call, (q, k, v))
 
@@ -296,7 +308,16 @@ def compile_only(w, peer, make):
             make_peer(w, peer)()()
 
 
+def time_on_cpu(call, count):
+    begin = time.perf_counter()
+    for _ in range(count):
+        call()
+    return (time.perf_counter() - begin) / count
+
+
 def time_once(call, count):
+    if ON_CPU:
+        return time_on_cpu(call, count)
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
     for _ in range(count):
@@ -308,7 +329,8 @@ def time_once(call, count):
 
 def measure(call):
     call()
-    torch.cuda.synchronize()
+    if not ON_CPU:
+        torch.cuda.synchronize()
     once = min(time_once(call, 1) for _ in range(3))
     time_once(call, max(1, round(options.warmup_time / once)))
     count = max(1, round(options.min_time / options.repetitions / once))
@@ -338,14 +360,15 @@ def samples_of(w, peer, turn=None):
         words = str(error).strip().splitlines()
         return [], words[0] if words else type(error).__name__
     finally:
-        torch.cuda.empty_cache()
+        if not ON_CPU:
+            torch.cuda.empty_cache()
 
 
 def row_of(w, peer, samples, message):
     name = f'{w["name"]}/torch-{peer}/{w["dtype"]}'
     row = {'name': f'{name}_median', 'run_name': name, 'run_type': 'aggregate', 'aggregate_name': 'median',
            'aggregate_unit': 'time', 'time_unit': 'ms', 'workload': w['name'], 'kind': 'peer', 'device': f'torch-{peer}',
-           'dtype': w['dtype'], 'plan': f'PyTorch {torch.__version__} {peer}', 'timer': 'CUDA events'}
+           'dtype': w['dtype'], 'plan': f'PyTorch {torch.__version__} {peer}', 'timer': 'time.perf_counter' if ON_CPU else 'CUDA events'}
     if not samples:
         return row | {'status': 'unsupported', 'message': message}
     median = statistics.median(samples)
@@ -359,14 +382,14 @@ def row_of(w, peer, samples, message):
                   'flop_per_second': flop / median if flop else -1}
 
 
-peers = [peer for peer in options.peers.split(',') if peer]
-print(f'{"workload":22} {"by":8} {"ms":>9} {"TFLOP/s":>8}  plan, or why not')
+UNIT = ('GFLOP/s', 1e-9) if ON_CPU else ('TFLOP/s', 1e-12)
+print(f'{"workload":22} {"by":8} {"ms":>9} {UNIT[0]:>8}  plan, or why not')
 
 
 def show(row, by):
     if row['status'] == 'ok':
         rate = row.get('flop_per_second', -1)
-        print(f'{row["workload"]:22} {by:8} {row["median_seconds"] * 1e3:9.3f} {rate * 1e-12 if rate > 0 else 0:8.1f}  '
+        print(f'{row["workload"]:22} {by:8} {row["median_seconds"] * 1e3:9.3f} {rate * UNIT[1] if rate > 0 else 0:8.1f}  '
               f'{row.get("plan", "")}', flush=True)
     else:
         print(f'{row["workload"]:22} {by:8} {"-":>9} {"-":>8}  {row["message"][:90]}', flush=True)
@@ -398,13 +421,16 @@ def over(w):
 
 
 def about():
-    """PyTorch and its GPU, for the context."""
+    """PyTorch and its device, for the context."""
+    if ON_CPU:
+        return {'torch': torch.__version__, 'torch_threads': torch.get_num_threads()}
     return {'torch': torch.__version__, 'cudnn': torch.backends.cudnn.version(), 'gpu': torch.cuda.get_device_name(number)}
 
 
 def run_here():
     """One after another, in this process."""
-    torch.cuda.set_device(number)
+    if not ON_CPU:
+        torch.cuda.set_device(number)
     document['context'] |= about()
     for w in workloads:
         if over(w):

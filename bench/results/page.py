@@ -27,7 +27,7 @@ SUMMARY = [
 BEGIN, END = '<!-- figures: bench/results/page.py -->\n', '<!-- end of figures -->\n'
 UNITS = {'TFLOP/s': ('flop_per_second', 1e12), 'GFLOP/s': ('flop_per_second', 1e9), 'TB/s': ('bytes_per_second', 1e12),
          'ms': ('median_seconds', 1e-3), 'us': ('median_seconds', 1e-6)}
-PEERS = {'torch-cudnn': 'cuDNN', 'torch-flex': 'flex_attention', 'torch-flash': 'flash-2', 'torch-fa4': 'FlashAttention-4'}
+PEERS = {'torch-cudnn': 'cuDNN', 'torch-flex': 'flex_attention', 'torch-flash': 'flash-2', 'torch-sdpa': 'scaled_dot_product_attention', 'torch-fa4': 'FlashAttention-4'}
 IN_README = ['torch-cudnn', 'torch-flex', 'torch-flash']
 
 HEAD = '''# Performance
