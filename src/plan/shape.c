@@ -99,7 +99,7 @@ static attune_status check_counts(const attune__shape *s)
     ATTUNE__TRY(check_count("q_len", s->q_len));
     ATTUNE__TRY(check_count("kv_len", s->kv_len));
     if (s->kv_batch != 1 && s->kv_batch != s->batch)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT, "problem.kv_batch is %lld, expected the batch, %lld, or 1",
+        return attune__fail(ATTUNE_INVALID_ARGUMENT, "problem.kv_batch is %lld, expected 1 or the batch, which is %lld",
                             (long long)s->kv_batch, (long long)s->batch);
     if (s->heads % s->kv_heads)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "problem.kv_heads is %lld, which does not divide heads, %lld",

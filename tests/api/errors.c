@@ -268,7 +268,7 @@ Test(errors, plans)
     BAD_PROBLEM(head_dim, 584, ATTUNE_UNSUPPORTED, "584");
     BAD_PROBLEM(head_dim_v, 7, ATTUNE_UNSUPPORTED, "7");
     BAD_PROBLEM(kv_heads, 3, ATTUNE_INVALID_ARGUMENT, "3");
-    BAD_PROBLEM(kv_batch, 5, ATTUNE_INVALID_ARGUMENT, "5");
+    BAD_PROBLEM(kv_batch, 5, ATTUNE_INVALID_ARGUMENT, "problem.kv_batch is 5, expected 1 or the batch, which is 1");
     BAD_PROBLEM(q_len, 0, ATTUNE_INVALID_ARGUMENT, "q_len");
     BAD_PROBLEM(dtype, ATTUNE_I32, ATTUNE_INVALID_ARGUMENT, "i32");
     BAD_PROBLEM(kv_dtype, ATTUNE_I32, ATTUNE_INVALID_ARGUMENT,
