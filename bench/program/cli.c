@@ -59,6 +59,25 @@ int cli_exit_of(attune_status status)
 
 /* ---------------------------------------------------------------------------------------------------------- options */
 
+enum { HELP_COLUMN = 31, HELP_WIDTH = 110 };
+
+/* Prints a text that begins behind `column` characters, in lines of at most HELP_WIDTH whose words begin there. */
+static void print_wrapped(int column, const char *text)
+{
+    int at = column;
+    while (*text) {
+        const int length = (int)strcspn(text, " ");
+        if (at > column && at + 1 + length > HELP_WIDTH) {
+            (void)printf("\n%*s", HELP_COLUMN, "");
+            at = column = HELP_COLUMN;
+        }
+        at += printf("%s%.*s", at > column ? " " : "", length, text);
+        text += length;
+        text += strspn(text, " ");
+    }
+    (void)printf("\n");
+}
+
 static void print_help(const char *usage, const cli_option *options, uint32_t count)
 {
     (void)printf("usage: attune %s\n\n", usage);
@@ -66,10 +85,11 @@ static void print_help(const char *usage, const cli_option *options, uint32_t co
         char left[64];
         (void)snprintf(left, sizeof left, "%s%s%s", options[i].name, options[i].argument ? " " : "",
                        options[i].argument ? options[i].argument : "");
-        (void)printf("  %-28s %s", left, options[i].help);
-        if (options[i].value && *options[i].value && **options[i].value)
-            (void)printf(" (default: %s)", *options[i].value);
-        (void)printf("\n");
+        char help[512];
+        const bool otherwise = options[i].value && *options[i].value && **options[i].value;
+        (void)snprintf(help, sizeof help, otherwise ? "%s (default: %s)" : "%s", options[i].help,
+                       otherwise ? *options[i].value : "");
+        print_wrapped(printf("  %-28s ", left), help);
     }
 }
 

@@ -159,6 +159,8 @@ Test(program, words_that_are_wrong)
         char help[32];
         snprintf(help, sizeof help, "%s --help", *c);
         program_expect(help, 0, "usage: attune");
+        for (const char *line = program_output; *line; line += strcspn(line, "\n"), line += *line != '\0')
+            cr_expect_leq(strcspn(line, "\n"), 110, "%.*s", (int)strcspn(line, "\n"), line);
     }
 }
 
