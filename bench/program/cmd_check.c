@@ -474,7 +474,7 @@ int cmd_check(int argc, char **argv)
         {"--device", "ID", "cpu, vulkan:0, ... or all", &o.device, NULL, NULL},
         {"--dtype", "TYPE", "f32, f16, bf16 or f64; f32, f16 and bf16 if not given", &o.dtype, NULL, NULL},
         {"--kv-dtype", "TYPE", "type of k and v, if it differs from --dtype", &o.kv_dtype_text, NULL, NULL},
-        {"--o-dtype", "TYPE", "O likewise", &o.o_dtype_text, NULL, NULL},
+        {"--o-dtype", "TYPE", "type of o, if it differs from q", &o.o_dtype_text, NULL, NULL},
         {"--grad", NULL, "gradients too", NULL, &o.gradients, NULL},
         {"--kernel-options", "JSON", "forced options, {\"BLOCK_M\": 64}", &o.kernel_options, NULL, NULL},
         {"--pack", "FILE", "kernels made by attune compile; repeat for more", NULL, NULL, &o.packs},

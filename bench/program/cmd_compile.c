@@ -425,7 +425,7 @@ int cmd_compile(int argc, char **argv)
         {"--file", "FILE.json", "workloads from a file", &o->file, NULL, NULL},
         {"--dtype", "TYPE,...", "f32, f16, bf16; the workload's if not given, else bf16", &o->dtypes, NULL, NULL},
         {"--kv-dtype", "TYPE", "type of k and v, if it differs from --dtype", &o->kv_dtype, NULL, NULL},
-        {"--o-dtype", "TYPE", "O likewise", &o->o_dtype, NULL, NULL},
+        {"--o-dtype", "TYPE", "type of o, if it differs from --dtype", &o->o_dtype, NULL, NULL},
         {"--head-dim", "D[:DV],...", "instead of the workload's", &o->head_dims, NULL, NULL},
         {"--direction", "WHICH", "forward, backward, or step: both, and forward with LSE", &o->direction, NULL, NULL},
         {"--segments", NULL, "compile workloads with segments for them, with the merge kernel", NULL, &o->segments,

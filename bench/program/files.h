@@ -23,7 +23,7 @@ typedef struct file_options {
         {"--score", "EXPR", "score expression; none if not given", &(f).score, NULL, NULL},                              \
         {"--capture", "NAME=FILE.npy", "a capture's data; repeat for more", NULL, NULL, &(f).captures},                  \
         {"--param", "NAME=VALUE", "a parameter's value; repeat for more", NULL, NULL, &(f).parameters},                  \
-        {"--scale", "X", "of q k^T; 1/sqrt(head_dim) if not given", &(f).scale, NULL, NULL},                             \
+        {"--scale", "X", "factor of q k^T; 1/sqrt(head_dim) if not given", &(f).scale, NULL, NULL},                      \
         {"--kv-len", "FILE.npy", "k and v are a cache: the keys of each sequence [sequences]", &(f).kv_len, NULL, NULL}, \
         {"--q-start",  "FILE.npy", "first row of each sequence, and the end [sequences + 1]; else as q's dimension",     \
          &(f).q_start, NULL,       NULL},                                                                                \
