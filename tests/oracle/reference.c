@@ -280,10 +280,12 @@ double reference_epsilon(attune_dtype dtype)
     return dtype == ATTUNE_F64 ? 0x1p-53 : dtype == ATTUNE_F32 ? 0x1p-24 : dtype == ATTUNE_F16 ? 0x1p-11 : 0x1p-8;
 }
 
-/* One rounding of a number below the normal ones. Those of other types are too small to matter. */
-static double least_rounding(attune_dtype dtype)
+/* One rounding of a number below the normal ones of f16. Those of other types are too small to matter. */
+static double least_rounding(const attention *a)
 {
-    return dtype == ATTUNE_F16 ? 0x1p-25 : 0;
+    const bool f16 = a->q.dtype == ATTUNE_F16 || a->k.dtype == ATTUNE_F16 || a->v.dtype == ATTUNE_F16 ||
+                     attention_o_dtype(a) == ATTUNE_F16;
+    return f16 ? 0x1p-25 : 0;
 }
 
 /* Twice the largest ((x + 0.3) - 0.3) - x in the output's precision: a rounding or two of an output, as the tests of
@@ -592,7 +594,7 @@ static void row_roundings(gradient_sums *g, const reference_row *row, double lse
 {
     const shape *s = g->s;
     const attune_dtype dtype = attention_rule_dtype(g->a);
-    const double unit = reference_epsilon(dtype), least = least_rounding(dtype), single = single_of(g->a);
+    const double unit = reference_epsilon(dtype), least = least_rounding(g->a), single = single_of(g->a);
     const int64_t place = (row->b * s->heads + row->h) * s->q_len + row->q;
     const int64_t head = (g->p.b * s->kv_heads + g->p.h) * s->kv_len;
     const double d_lse = g->d_lse ? array_get(g->d_lse, place) : 0;
@@ -601,7 +603,8 @@ static void row_roundings(gradient_sums *g, const reference_row *row, double lse
         const double product = g->o[i] * array_get(g->d_o, place * s->dv + i);
         delta += fabs(product);
         exact += product;
-        squares += product * product;
+        const double rounding = fmax(unit * fabs(g->o[i]), least) * array_get(g->d_o, place * s->dv + i);
+        squares += rounding * rounding;
     }
     for (int64_t kv = 0; kv < s->kv_len; kv++) {
         const double weight = g->p.allowed[kv] != 0 ? exp(g->p.score[kv] - lse) : 0;
@@ -618,7 +621,7 @@ static void row_roundings(gradient_sums *g, const reference_row *row, double lse
         }
         g->d_s[kv] = weight * (d_p - exact);
         g->rows[head + kv] += weight != 0;
-        g->rounding[kv] = weight == 0 ? 0 : 2 * weight * (unit * sqrt(3 * squares) + moved * terms) + least;
+        g->rounding[kv] = weight == 0 ? 0 : 2 * weight * (sqrt(3 * squares) + moved * terms) + least;
     }
 }
 
@@ -756,8 +759,10 @@ bool reference_cancelled(attune_instance *instance, const attention *a, const ar
         ok = row_gradients(&g, &row, &out->d_q, why);
     }
     if (ok) {
-        out->d_k = largest_rounding(&g, g.d_k, &g.of_k, keys, s.d);
-        out->d_v = largest_rounding(&g, g.d_v, &g.of_v, values, s.dv);
+        const double least = least_rounding(a); /* of the element itself */
+        out->d_q += least;
+        out->d_k = largest_rounding(&g, g.d_k, &g.of_k, keys, s.d) + least;
+        out->d_v = largest_rounding(&g, g.d_v, &g.of_v, values, s.dv) + least;
         for (uint32_t i = 0; i < a->capture_count; i++)
             out->d_captures[i] = largest_rounding(&g, g.d_captures[i], NULL, elements[i], 1);
     } else
@@ -784,11 +789,7 @@ void reference_compare_gradient(attune_dtype dtype, int64_t count, const double 
         }
     }
     const double unit = 2 * reference_epsilon(dtype);
-    error->bound_max = (dtype == ATTUNE_F64   ? 4096
-                        : dtype == ATTUNE_F32 ? 64
-                                              : 4) *
-                           unit * largest +
-                       least_rounding(dtype) + cancelled;
+    error->bound_max = (dtype == ATTUNE_F64 ? 4096 : dtype == ATTUNE_F32 ? 64 : 4) * unit * largest + cancelled;
     error->bound_mean = error->bound_max;
     error->pass = within(error);
 }

@@ -92,7 +92,8 @@ void reference_compare_o(attune_dtype dtype, attune_dtype o_dtype, int64_t rows,
  * times what dS is multiplied by: elements of O are rounded separately, three times what their sum scatters by, and
  * twice that. Pairs of a row share delta, so theirs add up; rows do not: the root of the sum of their squares. In d_v
  * it is 2 u P |d_o|. Sums of n terms x in float32 scatter by 3 2^-24 sqrt(n (sum x^2 / 2 + (sum x)^2 / 3)) more, which
- * counts past some thousand terms. P and dS are kept in f16, whose numbers end at 2^-24: 2^-25 more for each.
+ * counts past some thousand terms. A rounding to f16, whose numbers end at 2^-24, is 2^-25 at
+ * least: of O, of P, of dS and of the element.
  */
 typedef struct reference_cancellation {
     double d_q, d_k, d_v, d_captures[ATTUNE_EXPR_MAX_SYMBOLS];
@@ -102,8 +103,8 @@ typedef struct reference_cancellation {
 bool reference_cancelled(attune_instance *instance, const attention *a, const array *d_o, const array *d_lse,
                          uint32_t captures, reference_cancellation *out, failure *why);
 
-/* A gradient, whose bound is in units of the largest element's rounding, plus one rounding of f16's smallest numbers
- * and `cancelled`. The errors' mean has no bound of its own; pattern_errors counts what is not finite. */
+/* A gradient, whose bound is in units of the largest element's rounding, plus `cancelled`. The errors' mean has no
+ * bound of its own; pattern_errors counts what is not finite. */
 void reference_compare_gradient(attune_dtype dtype, int64_t count, const double *got, const double *oracle,
                                 double cancelled, reference_error *error);
 
