@@ -46,12 +46,12 @@ __device__ __forceinline__ constexpr int round_up(int value, int multiple)
  * A row's maximum times the factor is rounded by up to half of its last place. Past 2^22 that is an error of the
  * weights' logarithms that P in f16 may not hold: of -1e9, which some add to pairs that they mean to forbid, P was
  * infinite or 0. Where scores may be as large, a maximum that is gets subtracted first, which is exact near it. bf16
- * holds the error, but for what the factor takes past the largest float: as exponents subtract no less than LEAST_BASE,
- * such weights are 0.
+ * holds errors of up to 64, those of maxima up to 2^31 / log2(e); past them, as of -1e10, weights were infinite. So
+ * exponents subtract no less than LEAST_BASE there, by which weights of scores below it are 0.
  */
 constexpr bool SCORES_ARE_FREE = HAVE_SCORE && !config::HAVE_SCORE_CAP;
 constexpr bool SCORES_MAY_BE_LARGE = SCORES_ARE_FREE && config::DTYPE == ATTUNE_CUDA_F16;
-constexpr float LARGE_SCORE = 4194304.0f, LEAST_BASE = -1e38f;
+constexpr float LARGE_SCORE = 4194304.0f, LEAST_BASE = -1.4e9f;
 
 /* The number that the exponents of a row subtract: 0 without an allowed pair so far, since -inf - -inf is NaN. */
 __device__ __forceinline__ float base_of(float row_max)

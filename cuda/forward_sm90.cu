@@ -115,7 +115,8 @@ __device__ __forceinline__ bool softmax_without_rescale(u32 (&p)[BLOCK_N / 16][4
     return true;
 }
 
-/* Whether a row's maximum is one that softmax subtracts first. */
+/* Whether a row's maximum is one that softmax subtracts first. That of a row without a key so far counts as one: for it
+ * an attempt without rescale fails in any case. */
 __device__ __forceinline__ bool has_large_scores(const float (&row_max)[2], float factor)
 {
     return SCORES_MAY_BE_LARGE &&

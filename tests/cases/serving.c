@@ -142,6 +142,8 @@ static const serving_case cases[] = {
      few, NULL, 0, 0, 0},
     {"gather_forbidden", 2, 1, 32, 32, 1024, CAUSAL, "score + (b % 2 == 1 && kv < 700 && kv + 4 < q ? -1e9 : 100.0)",
      GATHER | SHARED | PREFIX | SPLIT, prompted, NULL, 0, 0, 0},
+    {"wide_forbidden_by_more", 2, 1, 272, 272, 16, NULL, "score + (kv < 130 && kv + 4 < q ? -1e10 : 0.0)", 0, decode,
+     NULL, 0, 0, 0},
 };
 
 /* Whether kernels may have rows of several sequences in a tile. */

@@ -196,4 +196,5 @@ ROW(pair_bias_unaligned,    1, 1, 2, 2, 130, 150, 128,  0, .mask = DOCUMENT, .sc
 ROW(forbidden_by_a_bias,    1, 1, 2, 2, 200, 300,  64,  0, .score = "score + (kv >= 140 ? 0.0 : -1e9)")
 ROW(forbidden_by_the_least, 1, 1, 2, 2, 200, 300, 128,  0, .score = "score + (kv < 270 && q != 40 ? -3.4e38 : 0.0)")
 ROW(buckets_of_both_sides,  2, 2, 2, 2, 200, 260,  64,  0, .score = "score + bias[min(abs(q - kv) / 8, 20) + select(kv > q, 21, 0), h]")
+ROW(forbidden_by_more,     1, 1, 2, 2, 200, 300,  64,  0, .score = "score + (kv >= 140 ? 0.0 : -1e10)")
 /* clang-format on */
