@@ -495,7 +495,8 @@ void sharing_end(sharing *s)
 
 void sharing_open(sharing *s)
 {
-    const attune_instance_desc desc = {.struct_size = sizeof desc, .cpu_threads = 1};
+    /* On two GPUs a test compiles some 50 kernels. */
+    const attune_instance_desc desc = {.struct_size = sizeof desc, .cpu_threads = 1, .compile_threads = 4};
     cr_assert_eq(attune_instance_create(&desc, &s->instance), ATTUNE_OK);
     s->device = device_or_skip(s->instance, "cpu");
 }
