@@ -146,7 +146,9 @@ def device_of(context):
     parts = [value for key, value in context.items() if key.startswith('device ') and 'cpu' not in key]
     text = (parts[0] if parts else f'{context["cpu_name"]}, {context["num_cpus"]} threads').split('; uuid')[0]
     if 'torch' in context:
-        text += f'; PyTorch {context["torch"]}, cuDNN {context["cudnn"] // 10000}.{context["cudnn"] // 100 % 100}'
+        text += f'; PyTorch {context["torch"]}'
+    if 'cudnn' in context:
+        text += f', cuDNN {context["cudnn"] // 10000}.{context["cudnn"] // 100 % 100}'
     return text
 
 
