@@ -20,7 +20,7 @@
  *                      attune_backward_dq_sm90  the same     attune_cuda_arguments, attune_cuda_backward; for clusters
  *     backward_sm100.cu attune_backward_sm100   cuda_sm100a  the same, CUtensorMap q, k, v, d_o
  *     append.cu        attune_append            all          attune_cuda_append, attune_cuda_serving
- *     merge.cu         attune_merge, attune_merge_backward, and the same with _TYPE_PARTS
+ *     merge*.cu        attune_merge, attune_merge_backward, and the same with _TYPE_PARTS
  *                                               all          attune_cuda_merge
  *     mask_lists.cu    attune_mask_classify, attune_mask_offsets, attune_mask_indices
  *                                               all          attune_cuda_mask_lists

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * Arguments of merge.cu: the entry points attune_merge and attune_merge_backward take one attune_cuda_merge by value.
+ * Arguments of merge*.cu: the entry points attune_merge and attune_merge_backward take one attune_cuda_merge by value.
  * The grid has ceil(rows / ATTUNE_CUDA_MERGE_ROWS) CTAs of ATTUNE_CUDA_MERGE_THREADS threads; a warp merges one row.
  *
  * attune_merge_TYPE_PARTS and attune_merge_backward_TYPE_PARTS, with TYPE f16, bf16, f32 or any (any mixture) and PARTS

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* Merging of partial results, and copies of tensors: cuda/merge.cu, one launch of a kernel that suits the call's
+/* Merging of partial results, and copies of tensors: cuda/merge*.cu, one launch of a kernel that suits the call's
  * tensors. */
 #include "cuda/cuda.h"
 
@@ -21,16 +21,21 @@ static const char *const kinds[KINDS] = {
     "", "_any_8", "_f16_2", "_f16_8", "_bf16_2", "_bf16_8", "_f32_2", "_f32_8", "_f16_of_f32_2", "_bf16_of_f32_2",
 };
 
+/* The kernels are three modules, which compile side by side: rows of any layout, copies and splits; and the vector ones
+ * of each direction. */
+enum { MODULE_ROWS, MODULE_FORWARD, MODULE_BACKWARD, MODULES };
+static const char *const files[MODULES] = {"merge.cu", "merge_forward.cu", "merge_backward.cu"};
+
 typedef struct merger {
     attune__program base;
-    attune__cu_module module;
+    attune__cu_module modules[MODULES];
     attune__cu_function functions[2][KINDS];
     attune__cu_function copy_tensors, copy_lent, merge_splits;
 } merger;
 
-static attune__cuda_kernel describe_kernel(uint32_t architecture)
+static attune__cuda_kernel describe_kernel(uint32_t architecture, uint32_t module)
 {
-    attune__cuda_kernel kernel = {.file = "merge.cu"};
+    attune__cuda_kernel kernel = {.file = files[module]};
     snprintf(kernel.options[0], sizeof kernel.options[0], "-arch=sm_%u", architecture);
     snprintf(kernel.options[1], sizeof kernel.options[1], "--fmad=false");
     snprintf(kernel.options[2], sizeof kernel.options[2], "-std=c++17");
@@ -38,22 +43,27 @@ static attune__cuda_kernel describe_kernel(uint32_t architecture)
     return kernel;
 }
 
-static attune_status load(attune__cuda_device *device, const void *cubin, merger *made)
+static attune_status load(attune__cuda_device *device, const attune__cuda_job *jobs, merger *made)
 {
     const attune__cuda_driver *driver = &device->driver;
-    ATTUNE__TRY(attune__cuda_check(device, driver->module_load(&made->module, cubin), "cuModuleLoadData"));
+    for (uint32_t i = 0; i < MODULES; i++)
+        ATTUNE__TRY(
+            attune__cuda_check(device, driver->module_load(&made->modules[i], jobs[i].cubin), "cuModuleLoadData"));
     for (int i = 0; i < 2 * KINDS; i++) {
         char name[48];
         if (i % 2 && i / 2 >= KIND_ROUNDED)
             continue;
+        const attune__cu_module module = made->modules[i / 2 == KIND_ROWS ? MODULE_ROWS
+                                                       : i % 2            ? MODULE_BACKWARD
+                                                                          : MODULE_FORWARD];
         snprintf(name, sizeof name, "attune_merge%s%s", i % 2 ? "_backward" : "", kinds[i / 2]);
-        ATTUNE__TRY(attune__cuda_check(device,
-                                       driver->module_function(&made->functions[i % 2][i / 2], made->module, name),
+        ATTUNE__TRY(attune__cuda_check(device, driver->module_function(&made->functions[i % 2][i / 2], module, name),
                                        "cuModuleGetFunction"));
     }
-    ATTUNE__TRY(attune__cuda_function(device, made->module, "attune_merge_splits", &made->merge_splits));
-    ATTUNE__TRY(attune__cuda_function(device, made->module, "attune_copy_lent", &made->copy_lent));
-    return attune__cuda_function(device, made->module, "attune_copy_tensors", &made->copy_tensors);
+    const attune__cu_module rows = made->modules[MODULE_ROWS];
+    ATTUNE__TRY(attune__cuda_function(device, rows, "attune_merge_splits", &made->merge_splits));
+    ATTUNE__TRY(attune__cuda_function(device, rows, "attune_copy_lent", &made->copy_lent));
+    return attune__cuda_function(device, rows, "attune_copy_tensors", &made->copy_tensors);
 }
 
 attune_status attune__cuda_merger_create(attune_device *device, attune__program **program)
@@ -63,17 +73,21 @@ attune_status attune__cuda_merger_create(attune_device *device, attune__program 
     if (!made)
         return ATTUNE_OUT_OF_HOST_MEMORY;
     made->base.device = device;
-    const attune__cuda_kernel kernel = describe_kernel(device->info.limits.architecture);
-    void *cubin = NULL;
-    size_t size = 0;
-    attune_status status = attune__cuda_compile(&device->host, &kernel, &cubin, &size);
+    attune__cuda_kernel kernels[MODULES];
+    attune__cuda_job jobs[MODULES] = {0};
+    for (uint32_t i = 0; i < MODULES; i++) {
+        kernels[i] = describe_kernel(device->info.limits.architecture, i);
+        jobs[i].kernel = &kernels[i];
+    }
+    attune_status status = attune__cuda_compile_all(&device->host, jobs, MODULES);
     if (status == ATTUNE_OK)
         status = attune__cuda_enter(mine);
     if (status == ATTUNE_OK) {
-        status = load(mine, cubin, made);
+        status = load(mine, jobs, made);
         attune__cuda_leave(mine);
     }
-    attune__free(&device->host.allocator, cubin);
+    for (uint32_t i = 0; i < MODULES; i++)
+        attune__free(&device->host.allocator, jobs[i].cubin);
     if (status == ATTUNE_OK)
         *program = &made->base;
     else
@@ -85,17 +99,21 @@ void attune__cuda_merger_destroy(attune__program *program)
 {
     merger *mine = (merger *)program;
     attune__cuda_device *device = attune__cuda_of(program->device);
-    if (mine->module && device->driver.context_push(device->context) == CU_SUCCESS) {
-        device->driver.module_unload(mine->module);
-        attune__cuda_leave(device);
-    }
+    for (uint32_t i = 0; i < MODULES; i++)
+        if (mine->modules[i] && device->driver.context_push(device->context) == CU_SUCCESS) {
+            device->driver.module_unload(mine->modules[i]);
+            attune__cuda_leave(device);
+        }
     attune__free(&device->base.host.allocator, mine);
 }
 
 attune_status attune__cuda_merger_pack(const attune__host *host, const attune_limits *limits, attune__pack *to)
 {
-    const attune__cuda_kernel kernel = describe_kernel(limits->architecture);
-    return attune__cuda_pack_kernel(host, &kernel, to);
+    for (uint32_t i = 0; i < MODULES; i++) {
+        const attune__cuda_kernel kernel = describe_kernel(limits->architecture, i);
+        ATTUNE__TRY(attune__cuda_pack_kernel(host, &kernel, to));
+    }
+    return ATTUNE_OK;
 }
 
 /* The properties of a call that decide which kernel suits it. */

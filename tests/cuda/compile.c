@@ -135,7 +135,7 @@ Test(cuda_compile, segments_bring_the_merge)
             cr_assert_eq(attune_pack_add(pack, &profile.limits, &problem, &options), ATTUNE_OK, "%s",
                          attune_last_error());
             cr_assert_eq(attune_pack_size(pack, &kernels, NULL), ATTUNE_OK);
-            cr_expect_eq(kernels, 2, "%s: %u kernels", profiles[i], kernels);
+            cr_expect_eq(kernels, 4, "%s: %u kernels", profiles[i], kernels);
         }
         attune_pack_destroy(pack);
     }

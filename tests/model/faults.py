@@ -85,10 +85,10 @@ FAULTS = [
     ('scale=0.1 api merge/cuda', 'merge.cu', '    __syncwarp();\n    if (lane == 0 && a.lse.address)', '    if (lane == 0 && a.lse.address)', MERGE),
     # Every part is the first one: rows of any layout, and vectors.
     ('scale=0.1 api merge/cuda', 'merge.cu', 'load2(a.parts[i].o, row_of(a.parts[i].o, p), c, both)', 'load2(a.parts[i].o, row_of(a.parts[0].o, p), c, both)', MERGE),
-    ('scale=0.1 api merge/cuda', 'merge.cu', 'chunks[i] = load_chunk<TYPE>(a.parts[i].o,', 'chunks[i] = load_chunk<TYPE>(a.parts[0].o,', MERGE),
+    ('scale=0.1 api merge/cuda', 'merge_forward.cu', 'chunks[i] = load_chunk<TYPE>(a.parts[i].o,', 'chunks[i] = load_chunk<TYPE>(a.parts[0].o,', MERGE),
     # A lane leaves out the last exchange of a sum.
     ('scale=0.1 api merge/backward_cuda', 'merge.cu', 'for (int step = 16; step; step /= 2)', 'for (int step = 16; step > 1; step /= 2)', MERGE),
-    ('scale=0.1 api merge/backward_cuda', 'merge.cu', 'for (int step = 1 << a.lane_bits >> 1; step; step /= 2)', 'for (int step = 1 << a.lane_bits >> 2; step; step /= 2)', MERGE),
+    ('scale=0.1 api merge/backward_cuda', 'merge_backward.cu', 'for (int step = 1 << a.lane_bits >> 1; step; step /= 2)', 'for (int step = 1 << a.lane_bits >> 2; step; step /= 2)', MERGE),
     # Of splits of several devices: weights before all states are there, other splits' results, and half of their sum.
     ('distributed distributed_decode_two/model', 'merge.cu', '    __syncthreads();\n    float m = EMPTY, sum', '    float m = EMPTY, sum', SHARED),
     ('distributed distributed_decode_two/model', 'merge.cu', 'index = split - part * a.split;', 'index = 0;', 'rank'),
