@@ -15,6 +15,7 @@
 #include "producer_sm90.cuh"
 #include "scores_sm90.cuh"
 #include "sinks.cuh"
+#define WGMMA_FORWARD 1
 #include "wgmma.cuh"
 
 /* Ping-pong: a consumer issues its products after a wait at its own named barrier, and then arrives at the next one's.

@@ -6,7 +6,8 @@
  *     wgmma<N>::ss(d, a, b, add)  d[64 x N] = a b + (add ? d : 0); a and b in shared memory, K-major; with <1, B>
  *                                 a is M-major, with <A, 1> b is N-major
  *     wgmma<N>::rs(d, a, b)       d += a b; a in registers, b in shared memory, N-major
- *     wgmma<N>::ss4, rs4          four of them, which follow each other in a slab; K-major in ss4
+ *     wgmma<N>::ss4, rs4          four of them, which follow each other in a slab; K-major in ss4. For
+ *                                 a kernel that defines WGMMA_FORWARD
  *
  * Every accumulator is an operand of each statement, and NVRTC's time follows the operands: as one statement, four
  * products compile faster (docs/decisions/0084-forward-kernel-compiled-faster.md).
@@ -94,6 +95,29 @@
 #define WGMMA_A(a) "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
 
 /* n: the width; k: n / 16 - 1; r0 ...: the numbers of the other operands, which follow the n / 2 accumulators. */
+#ifdef WGMMA_FORWARD
+#define WGMMA_FOURS(n, k, r0, r1, r2, r3, r4, r5, r6, r7, r8, r9, r10, r11, r12, r13, r14, r15, r16, r17, r18, r19)    \
+    static __device__ __forceinline__ void ss4(float(&d)[n / 2], u64 a, u64 b, int add)                                \
+    {                                                                                                                  \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #r8 ", 0;\n" WGMMA_SS(n, k, r0, r1, "p", "0", "0")           \
+                         WGMMA_SS(n, k, r2, r3, "1", "0", "0") WGMMA_SS(n, k, r4, r5, "1", "0", "0")                   \
+                             WGMMA_SS(n, k, r6, r7, "1", "0", "0") "}"                                                 \
+                     : WGMMA_O##k                                                                                      \
+                     : "l"(a), "l"(b), "l"(a + 2), "l"(b + 2), "l"(a + 4), "l"(b + 4), "l"(a + 6), "l"(b + 6),         \
+                       "r"(add));                                                                                      \
+    }                                                                                                                  \
+    static __device__ __forceinline__ void rs4(float(&d)[n / 2], const u32(*a)[4], u64 b)                              \
+    {                                                                                                                  \
+        asm volatile(WGMMA_RS(n, k, r0, r1, r2, r3, r4) WGMMA_RS(n, k, r5, r6, r7, r8, r9)                             \
+                         WGMMA_RS(n, k, r10, r11, r12, r13, r14) WGMMA_RS(n, k, r15, r16, r17, r18, r19)               \
+                     : WGMMA_O##k                                                                                      \
+                     : WGMMA_A(a[0]), "l"(b), WGMMA_A(a[1]), "l"(b + 128), WGMMA_A(a[2]), "l"(b + 256), WGMMA_A(a[3]), \
+                       "l"(b + 384));                                                                                  \
+    }
+#else
+#define WGMMA_FOURS(...)
+#endif
+
 #define WGMMA_WIDTH(n, k, r0, r1, r2, r3, r4, r5, r6, r7, r8, r9, r10, r11, r12, r13, r14, r15, r16, r17, r18, r19)    \
     template <> struct wgmma<n> {                                                                                      \
         template <int A = 0, int B = 0>                                                                                \
@@ -104,46 +128,69 @@
                          : WGMMA_O##k                                                                                  \
                          : "l"(a), "l"(b), "r"(add), "n"(A), "n"(B));                                                  \
         }                                                                                                              \
-        static __device__ __forceinline__ void ss4(float (&d)[n / 2], u64 a, u64 b, int add)                           \
-        {                                                                                                              \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #r8 ", 0;\n" WGMMA_SS(n, k, r0, r1, "p", "0", "0")       \
-                             WGMMA_SS(n, k, r2, r3, "1", "0", "0") WGMMA_SS(n, k, r4, r5, "1", "0", "0")               \
-                                 WGMMA_SS(n, k, r6, r7, "1", "0", "0") "}"                                             \
-                         : WGMMA_O##k                                                                                  \
-                         : "l"(a), "l"(b), "l"(a + 2), "l"(b + 2), "l"(a + 4), "l"(b + 4), "l"(a + 6), "l"(b + 6),     \
-                           "r"(add));                                                                                  \
-        }                                                                                                              \
         static __device__ __forceinline__ void rs(float (&d)[n / 2], const u32 (&a)[4], u64 b)                         \
         {                                                                                                              \
             asm volatile(WGMMA_RS(n, k, r0, r1, r2, r3, r4) : WGMMA_O##k : WGMMA_A(a), "l"(b));                        \
         }                                                                                                              \
-        static __device__ __forceinline__ void rs4(float (&d)[n / 2], const u32 (*a)[4], u64 b)                        \
-        {                                                                                                              \
-            asm volatile(WGMMA_RS(n, k, r0, r1, r2, r3, r4) WGMMA_RS(n, k, r5, r6, r7, r8, r9)                         \
-                             WGMMA_RS(n, k, r10, r11, r12, r13, r14) WGMMA_RS(n, k, r15, r16, r17, r18, r19)           \
-                         : WGMMA_O##k                                                                                  \
-                         : WGMMA_A(a[0]), "l"(b), WGMMA_A(a[1]), "l"(b + 128), WGMMA_A(a[2]), "l"(b + 256),            \
-                           WGMMA_A(a[3]), "l"(b + 384));                                                               \
-        }                                                                                                              \
+        WGMMA_FOURS(n, k, r0, r1, r2, r3, r4, r5, r6, r7, r8, r9, r10, r11, r12, r13, r14, r15, r16, r17, r18, r19)    \
     };
 
 template <int N> struct wgmma;
 
+/* The forward kernel reads the widths that it has alone: each takes the front end half a millisecond. */
+#ifdef WGMMA_FORWARD
+#define WGMMA_USES(n) (ATTUNE_BLOCK_N == (n) || (ATTUNE_HEAD_DIM_V + 15) / 16 * 16 == (n))
+#else
+#define WGMMA_USES(n) 1
+#endif
+
+#if WGMMA_USES(16)
 WGMMA_WIDTH(16, 0, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27)
+#endif
+#if WGMMA_USES(32)
 WGMMA_WIDTH(32, 1, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35)
+#endif
+#if WGMMA_USES(48)
 WGMMA_WIDTH(48, 2, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43)
+#endif
+#if WGMMA_USES(64)
 WGMMA_WIDTH(64, 3, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51)
+#endif
+#if WGMMA_USES(80)
 WGMMA_WIDTH(80, 4, 40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59)
+#endif
+#if WGMMA_USES(96)
 WGMMA_WIDTH(96, 5, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63, 64, 65, 66, 67)
+#endif
+#if WGMMA_USES(112)
 WGMMA_WIDTH(112, 6, 56, 57, 58, 59, 60, 61, 62, 63, 64, 65, 66, 67, 68, 69, 70, 71, 72, 73, 74, 75)
+#endif
+#if WGMMA_USES(128)
 WGMMA_WIDTH(128, 7, 64, 65, 66, 67, 68, 69, 70, 71, 72, 73, 74, 75, 76, 77, 78, 79, 80, 81, 82, 83)
+#endif
+#if WGMMA_USES(144)
 WGMMA_WIDTH(144, 8, 72, 73, 74, 75, 76, 77, 78, 79, 80, 81, 82, 83, 84, 85, 86, 87, 88, 89, 90, 91)
+#endif
+#if WGMMA_USES(160)
 WGMMA_WIDTH(160, 9, 80, 81, 82, 83, 84, 85, 86, 87, 88, 89, 90, 91, 92, 93, 94, 95, 96, 97, 98, 99)
+#endif
+#if WGMMA_USES(176)
 WGMMA_WIDTH(176, 10, 88, 89, 90, 91, 92, 93, 94, 95, 96, 97, 98, 99, 100, 101, 102, 103, 104, 105, 106, 107)
+#endif
+#if WGMMA_USES(192)
 WGMMA_WIDTH(192, 11, 96, 97, 98, 99, 100, 101, 102, 103, 104, 105, 106, 107, 108, 109, 110, 111, 112, 113, 114, 115)
+#endif
+#if WGMMA_USES(208)
 WGMMA_WIDTH(208, 12, 104, 105, 106, 107, 108, 109, 110, 111, 112, 113, 114, 115, 116, 117, 118, 119, 120, 121, 122, 123)
+#endif
+#if WGMMA_USES(224)
 WGMMA_WIDTH(224, 13, 112, 113, 114, 115, 116, 117, 118, 119, 120, 121, 122, 123, 124, 125, 126, 127, 128, 129, 130, 131)
+#endif
+#if WGMMA_USES(240)
 WGMMA_WIDTH(240, 14, 120, 121, 122, 123, 124, 125, 126, 127, 128, 129, 130, 131, 132, 133, 134, 135, 136, 137, 138, 139)
+#endif
+#if WGMMA_USES(256)
 WGMMA_WIDTH(256, 15, 128, 129, 130, 131, 132, 133, 134, 135, 136, 137, 138, 139, 140, 141, 142, 143, 144, 145, 146, 147)
+#endif
 
 #endif
