@@ -183,7 +183,8 @@ static void write_tail(FILE *file, const char *source)
         fprintf(file,
                 "extern \"C\" __attribute__((visibility(\"default\"))) void model_enter_%.*s(void *f, void **p)\n"
                 "{ (void)f; model_call(%.*s, p); }\n"
-                "extern \"C\" __attribute__((visibility(\"default\"))) int model_sizes_%.*s(size_t *to, int most)\n"
+                "extern \"C\" __attribute__((visibility(\"default\"), no_sanitize(\"thread\"))) int "
+                "model_sizes_%.*s(size_t *to, int most)\n"
                 "{ return model_sizes(%.*s, to, most); }\n",
                 (int)length, name, (int)length, name, (int)length, name, (int)length, name);
         const char *clusters = strstr(at, "ATTUNE_CLUSTER_DIMENSIONS");
@@ -196,7 +197,8 @@ static void write_tail(FILE *file, const char *source)
             fprintf(file,
                     "extern \"C\" __attribute__((visibility(\"default\"))) void model_enter_any(void *f, void **p)\n"
                     "{ model_call((decltype(&%.*s))f, p); }\n"
-                    "extern \"C\" __attribute__((visibility(\"default\"))) int model_sizes_any(size_t *to, int most)\n"
+                    "extern \"C\" __attribute__((visibility(\"default\"), no_sanitize(\"thread\"))) int "
+                    "model_sizes_any(size_t *to, int most)\n"
                     "{ return model_sizes(&%.*s, to, most); }\n",
                     (int)length, name, (int)length, name);
         any = true;
