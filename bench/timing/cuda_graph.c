@@ -3,11 +3,17 @@
 
 #include "bench/timing/row_parts.h"
 
-#if ATTUNE_HAVE_CUDA
-#include <attune/cuda.h>
 #include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
+
+#if ATTUNE_HAVE_CUDA
+#include <attune/cuda.h>
+#else
+/* The library has no device then that a graph is opened for. */
+#define attune_cuda_queue_wrap(device, stream, queue) ATTUNE_UNAVAILABLE
+#define attune_cuda_queue_destroy(queue)              ((void)(queue))
+#endif
 
 /* The driver's functions, which the program finds as the library does: NVIDIA's headers are not needed. */
 typedef int cu_result;
@@ -129,40 +135,3 @@ bool cuda_graph_run(cuda_graph *graph, report_row *row)
     return good(graph->launch(graph->made, graph->stream), "cuGraphLaunch", row) &&
            good(graph->stream_synchronize(graph->stream), "cuStreamSynchronize", row);
 }
-#else
-bool cuda_graph_open(attune_device *device, cuda_graph **graph, report_row *row)
-{
-    (void)device;
-    *graph = NULL;
-    return row_fail(row, REPORT_UNSUPPORTED, "this build has no CUDA");
-}
-
-void cuda_graph_close(cuda_graph *graph)
-{
-    (void)graph;
-}
-
-attune_queue *cuda_graph_queue(const cuda_graph *graph)
-{
-    (void)graph;
-    return NULL;
-}
-
-bool cuda_graph_begin(cuda_graph *graph, report_row *row)
-{
-    (void)graph, (void)row;
-    return false;
-}
-
-bool cuda_graph_end(cuda_graph *graph, report_row *row)
-{
-    (void)graph, (void)row;
-    return false;
-}
-
-bool cuda_graph_run(cuda_graph *graph, report_row *row)
-{
-    (void)graph, (void)row;
-    return false;
-}
-#endif
