@@ -130,8 +130,8 @@ __device__ __forceinline__ void narrow_sequences(int &low, int &left, const SCHE
     }
 }
 
-/* Finds the tile and the part of item `index`, by the sequences' first items. A tile of a schedule that
- * is not of this call may have no rows. False past the last. */
+/* Finds the tile and the part of item `index`, by the sequences' first items. A tile of a schedule that is not of this
+ * call may have no rows. False past the last. */
 __device__ __forceinline__ bool find_item(tile &t, const attune_cuda_arguments &a, const attune_cuda_serving &s,
                                           int index)
 {

@@ -57,8 +57,7 @@ static attune_status load(attune__cuda_device *device, const attune__cuda_job *j
                                                        : i % 2            ? MODULE_BACKWARD
                                                                           : MODULE_FORWARD];
         snprintf(name, sizeof name, "attune_merge%s%s", i % 2 ? "_backward" : "", kinds[i / 2]);
-        ATTUNE__TRY(attune__cuda_check(device, driver->module_function(&made->functions[i % 2][i / 2], module, name),
-                                       "cuModuleGetFunction"));
+        ATTUNE__TRY(attune__cuda_function(device, module, name, &made->functions[i % 2][i / 2]));
     }
     const attune__cu_module rows = made->modules[MODULE_ROWS];
     ATTUNE__TRY(attune__cuda_function(device, rows, "attune_merge_splits", &made->merge_splits));
@@ -99,11 +98,12 @@ void attune__cuda_merger_destroy(attune__program *program)
 {
     merger *mine = (merger *)program;
     attune__cuda_device *device = attune__cuda_of(program->device);
-    for (uint32_t i = 0; i < MODULES; i++)
-        if (mine->modules[i] && device->driver.context_push(device->context) == CU_SUCCESS) {
-            device->driver.module_unload(mine->modules[i]);
-            attune__cuda_leave(device);
-        }
+    if (device->driver.context_push(device->context) == CU_SUCCESS) {
+        for (uint32_t i = 0; i < MODULES; i++)
+            if (mine->modules[i])
+                device->driver.module_unload(mine->modules[i]);
+        attune__cuda_leave(device);
+    }
     attune__free(&device->base.host.allocator, mine);
 }
 
