@@ -517,8 +517,7 @@ int cuLaunchKernel(void *of, unsigned x, unsigned y, unsigned z, unsigned bx, un
     const function *f = of;
     if (by != 1 || bz != 1 || shared > MODEL_SHARED || x % (unsigned)f->ctas)
         return 1;
-    launch_call l = {of, {x, y, z}, {bx, by, bz}, shared, parameters, {0}, f->count};
-    memcpy(l.sizes, f->sizes, sizeof l.sizes);
+    const launch_call l = {of, {x, y, z}, {bx, by, bz}, shared, parameters, f->sizes, f->count};
     return model_stream_captures(stream) ? model_capture_launch(stream, &l) : model_launch_now(&l);
 }
 

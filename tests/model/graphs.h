@@ -14,7 +14,7 @@ typedef struct launch_call {
     void *function;
     unsigned grid[3], block[3], shared;
     void **parameters;
-    size_t sizes[MODEL_PARAMETERS]; /* bytes of each */
+    const size_t *sizes; /* bytes of each */
     int count;
 } launch_call;
 
