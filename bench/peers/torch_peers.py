@@ -52,6 +52,7 @@ parser.add_argument('--seed', type=int, default=1)
 parser.add_argument('--json', type=pathlib.Path, help='all rows, as attune bench --json writes them; after each workload')
 parser.add_argument('--limit', type=float, default=0, help='seconds after which no further workload begins; 0 = none')
 parser.add_argument('--bench', default='', help='further words for attune bench')
+parser.add_argument('--graph', type=int, default=0, metavar='N', help='record N calls in a CUDA graph and time launches of it; attune does so too (--layers N --graph); 0 = calls')
 parser.add_argument('--compile-jobs', type=int, default=0, help="processes that compile the peers' kernels beside one another; 0 = this one alone")
 parser.add_argument('--batch', type=int, default=8, help='workloads of a run of attune bench, with --compile-jobs')
 options = parser.parse_args()
@@ -64,6 +65,9 @@ for unknown in set(peers) - set(PEERS):
     parser.error(f'--peers has {unknown!r}: on {options.device} there are {", ".join(PEERS)}')
 if ON_CPU and options.compile_jobs:
     parser.error('--compile-jobs is for GPUs: on the CPU compilation would disturb what is timed')
+
+if options.graph < 0 or options.graph and (ON_CPU or options.direction != 'forward'):
+    parser.error('--graph N is for forward calls on a GPU, with N from 1')
 
 workloads = json.loads(options.file.read_text())
 workloads = workloads if isinstance(workloads, list) else [workloads]
@@ -86,7 +90,8 @@ document, medians = {'context': {}, 'benchmarks': []}, {}
 
 def run_attune(some):
     """Times workloads, and keeps the rows. Leaves captures in the folder."""
-    rows = attune_rows.run(options, some, folder, ['--direction', options.direction, '--write-captures', str(folder)])
+    graph = ['--layers', str(options.graph), '--graph'] if options.graph else []
+    rows = attune_rows.run(options, some, folder, ['--direction', options.direction, '--write-captures', str(folder), *graph])
     if rows:
         document['context'] |= rows['context']
         document['benchmarks'] += rows['benchmarks']
@@ -327,10 +332,24 @@ def time_once(call, count):
     return begin.elapsed_time(end) * 1e-3 / count
 
 
+def graph_of(call):
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(options.graph):
+            call()
+    return graph.replay
+
+
 def measure(call):
     call()
     if not ON_CPU:
         torch.cuda.synchronize()
+    if options.graph:
+        return [sample / options.graph for sample in samples_by_time(graph_of(call))]
+    return samples_by_time(call)
+
+
+def samples_by_time(call):
     once = min(time_once(call, 1) for _ in range(3))
     time_once(call, max(1, round(options.warmup_time / once)))
     count = max(1, round(options.min_time / options.repetitions / once))
