@@ -65,18 +65,26 @@ static bool open_library(cuda_graph *g, report_row *row)
            find(g, "cuGraphDestroy", &g->destroy, row) && find(g, "cuGraphExecDestroy", &g->destroy_made, row);
 }
 
-/* The stream is of the device's primary context, as attune's own calls are. */
-static bool open_stream(cuda_graph *g, int ordinal, report_row *row)
+/* Streams and graphs are made in the current context. The library leaves none current, and its own calls are in the
+ * device's primary one. */
+static bool enter(cuda_graph *g, report_row *row)
+{
+    return good(g->context_push(g->context), "cuCtxPushCurrent", row);
+}
+
+static bool leave(cuda_graph *g, cu_result result, const char *what, report_row *row)
 {
     void *previous;
+    return good(g->context_pop(&previous), "cuCtxPopCurrent", row) && good(result, what, row);
+}
+
+static bool open_stream(cuda_graph *g, int ordinal, report_row *row)
+{
     if (!good(g->device_get(&g->device, ordinal), "cuDeviceGet", row) ||
         !good(g->context_retain(&g->context, g->device), "cuDevicePrimaryCtxRetain", row))
         return false;
     g->retained = true;
-    if (!good(g->context_push(g->context), "cuCtxPushCurrent", row))
-        return false;
-    const cu_result result = g->stream_create(&g->stream, STREAM_NON_BLOCKING);
-    return good(g->context_pop(&previous), "cuCtxPopCurrent", row) && good(result, "cuStreamCreate", row);
+    return enter(g, row) && leave(g, g->stream_create(&g->stream, STREAM_NON_BLOCKING), "cuStreamCreate", row);
 }
 
 bool cuda_graph_open(attune_device *device, cuda_graph **graph, report_row *row)
@@ -126,12 +134,12 @@ bool cuda_graph_begin(cuda_graph *graph, report_row *row)
 
 bool cuda_graph_end(cuda_graph *graph, report_row *row)
 {
-    return good(graph->end(graph->stream, &graph->recorded), "cuStreamEndCapture", row) &&
-           good(graph->instantiate(&graph->made, graph->recorded, 0), "cuGraphInstantiateWithFlags", row);
+    return good(graph->end(graph->stream, &graph->recorded), "cuStreamEndCapture", row) && enter(graph, row) &&
+           leave(graph, graph->instantiate(&graph->made, graph->recorded, 0), "cuGraphInstantiateWithFlags", row);
 }
 
 bool cuda_graph_run(cuda_graph *graph, report_row *row)
 {
-    return good(graph->launch(graph->made, graph->stream), "cuGraphLaunch", row) &&
+    return enter(graph, row) && leave(graph, graph->launch(graph->made, graph->stream), "cuGraphLaunch", row) &&
            good(graph->stream_synchronize(graph->stream), "cuStreamSynchronize", row);
 }

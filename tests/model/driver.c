@@ -172,6 +172,10 @@ int cuCtxPopCurrent_v2(void **context)
     *context = current[--depth % 16];
     return CU_SUCCESS;
 }
+bool model_has_context(void)
+{
+    return depth > 0;
+}
 int cuCtxGetDevice(int *device)
 {
     *device = depth && current[(depth - 1) % 16] == &contexts[1];

@@ -140,6 +140,8 @@ int cuGraphInstantiateWithFlags(void **made, void *of, unsigned long long flags)
 {
     graph *g = of;
     (void)flags;
+    if (!model_has_context())
+        return CU_INVALID_CONTEXT;
     g->users++;
     *made = g;
     return CU_SUCCESS;
@@ -149,6 +151,8 @@ int cuGraphLaunch(void *made, void *handle);
 int cuGraphLaunch(void *made, void *handle)
 {
     const graph *g = made;
+    if (!model_has_context())
+        return CU_INVALID_CONTEXT;
     if (model_stream_captures(handle))
         return CU_CAPTURE_INVALID;
     int result = CU_SUCCESS;

@@ -18,7 +18,9 @@ typedef struct launch_call {
     int count;
 } launch_call;
 
-int model_launch_now(const launch_call *launch); /* of driver.c */
+/* Of driver.c. */
+int model_launch_now(const launch_call *launch);
+bool model_has_context(void); /* whether one is current in this thread */
 
 int model_stream_create(void **made);
 int model_stream_destroy(void *stream);
