@@ -118,8 +118,6 @@ static const char *reject_automatic(const attune__search *search)
     if (search->limits->fragment_layout != ATTUNE_FRAGMENT_QUADS)
         return "it takes most registers of a lane, and of GPUs ran on NVIDIA's alone: by name alone";
     const attune__shape *s = search->shape;
-    if (s->tokens)
-        return "over a cache a sixth of its rows ran on a GPU: by name alone";
     const int64_t rows = s->q_len * attune__shape_packed_heads(s);
     if (rows > MOST_ROWS)
         return "a sequence has, or may have, more than 16 rows for each head of keys: by name alone";

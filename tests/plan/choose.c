@@ -601,7 +601,7 @@ Test(choose, few_rows_where_a_gpu_checked_their_kernel)
     for (int cache = 0; cache < 2; cache++) {
         p.q_len = 4;
         p.tokens = cache ? 4 : 0;
-        cr_expect_str_eq(plan("h200-vulkan", &p, NULL).kernel, cache ? "vulkan_subgroup" : "vulkan_decode");
+        cr_expect_str_eq(plan("h200-vulkan", &p, NULL).kernel, "vulkan_decode");
         cr_expect_str_eq(plan("rdna3", &p, NULL).kernel, "vulkan_subgroup");
         cr_expect_str_eq(plan("opencl-nvidia", &p, NULL).kernel, "opencl_decode");
         cr_expect_str_eq(plan("opencl-adreno-830", &p, NULL).kernel, cache ? "opencl_serving" : "opencl_portable");
