@@ -46,8 +46,8 @@ struct forward_config {
     /* P of a forbidden pair is 0, but 0 times an infinity or NaN of V is NaN. In tiles with forbidden pairs the scan
      * warps replace such elements of V by 0, and the consumers add them to the rows that are allowed to attend them. */
     static constexpr bool SCANS_V = HAVE_MASK || BLOCK_LISTS > 1;
-    /* The scan warps compute the terms of the keys too, and load the tiles of a capture. */
-    static constexpr int SCAN_WARPS = SCANS_V || KEY_TERMS || config::SCORE_TILE ? 2 : 0, SCAN_THREADS = 64;
+    /* The scan warps compute the terms of the keys too. */
+    static constexpr int SCAN_WARPS = SCANS_V || KEY_TERMS ? 2 : 0, SCAN_THREADS = 64;
     /* The tile scheduler has a lane for each block list; lane 0 fills the queue. */
     static constexpr u32 SCHEDULER_LANES = (1u << BLOCK_LISTS) - 1;
     /* Tiles that it may be ahead of the load thread: enough to hide the latency of its reads of the lists. */
@@ -57,8 +57,8 @@ struct forward_config {
     /* The scan warps do not release V: with a mask there are two stages at least. */
     static constexpr bool SCAN_RELEASES_V = false;
     /* setmaxnreg's; together the warp groups have the 65536 of an SM. */
-    static constexpr int PRODUCER_REGISTERS = GROUPS == 3 ? 32 : GROUPS == 2 ? (config::SCORE_TILE ? 64 : 40) : 56;
-    static constexpr int CONSUMER_REGISTERS = GROUPS == 3 ? 160 : GROUPS == 1 ? 248 : config::SCORE_TILE ? 216 : 232;
+    static constexpr int PRODUCER_REGISTERS = GROUPS == 3 ? 32 : GROUPS == 2 ? 40 : 56;
+    static constexpr int CONSUMER_REGISTERS = GROUPS == 3 ? 160 : GROUPS == 2 ? 232 : 248;
 
     /* Shared memory (layout_sm90.h). */
     static constexpr attune_cuda_forward_tma_layout LAYOUT = attune_cuda_forward_sm90(TILE);
@@ -71,7 +71,7 @@ struct forward_config {
 
     static_assert(THREADS == 128 * (GROUPS + 1), "a producer warp group, and a consumer warp group for each 64 rows");
     static_assert(planned(LAYOUT.size));
-    static_assert(!config::SCORE_TILE || BLOCK_LISTS == 1, "each consumer has half of the scan warps' rows");
+    static_assert(!config::SCORE_TILE || BLOCK_LISTS == 1, "a tile has one next tile");
     static_assert(!KEY_TERMS || BLOCK_LISTS == 1, "scan warps and consumers read the same flags");
 };
 typedef forward_config sm90, forward;

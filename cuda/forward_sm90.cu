@@ -12,6 +12,7 @@
  * Arrays of two have an element for each of these rows. Tiles in shared memory are slabs of 64 columns with TMA's
  * 128-byte swizzle.
  */
+#include "captures_sm90.cuh"
 #include "producer_sm90.cuh"
 #include "scores_sm90.cuh"
 #include "sinks.cuh"
@@ -49,6 +50,18 @@ __device__ __forceinline__ void multiply_qk(float (&s)[BLOCK_N / 2], u64 q, u64 
         wgmma<BLOCK_N>::ss(s, q + (step / 4 * sm90::Q_SLAB + step % 4 * 32) / 16,
                            k + (step / 4 * sm90::KV_SLAB + step % 4 * 32) / 16, step);
     wgmma_commit();
+}
+
+/* 4: the score and mask hook. r: the tile's stage. */
+template <bool FIRST>
+__device__ __forceinline__ void modify_scores(float (&s)[BLOCK_N / 2], const attune_cuda_arguments &a,
+                                              unsigned char *memory, const tile_coord &p, int kv, int flags, int row,
+                                              const linear_score (&linear_scores)[THREAD_ROWS], bool linear,
+                                              const pipeline_state &r, u32 &phases)
+{
+    staged_terms terms = {wait_key_terms(a, memory, flags, r, phases), wait_capture_tile(memory, row - p.q, r)};
+    apply_score_and_mask<FIRST>(s, a, p, kv, flags, row, linear_scores, linear, terms);
+    release_key_terms(a, memory, flags, r);
 }
 
 /* 5: online softmax: S becomes P. row_sum is the sum over the thread's own columns. alpha: the rescale factors. */
@@ -352,7 +365,8 @@ __device__ __forceinline__ void consume(const attune_cuda_arguments &a, control 
     float factor = fold_factor(a.scale);
     pipeline_state r = {0, 0}, k = {0, 0}, v = {0, 0}; /* of Q, K and V */
     u32 scanned = 0, phases = 0;
-    bool s_ready = false; /* S of this query tile's first key tile was computed with the last P V of the one before */
+    capture_rows captured; /* of the query tile */
+    bool s_ready = false;  /* S of this query tile's first key tile was computed with the last P V of the one before */
     float s[BLOCK_N / 2], o[sm90::WIDTH_DV / 2];
     if (group == sm90::GROUPS - 1)
         ping_pong_arrive(group); /* group 0 is the first to issue */
@@ -374,6 +388,11 @@ __device__ __forceinline__ void consume(const attune_cuda_arguments &a, control 
         bool linear = find_linear_scores(linear_scores, a, coord, row);
         /* The shift to the flags of the block list that has this warp group's rows. */
         int list = sm90::BLOCK_LISTS > 1 && (coord.q + group * 64) / a.q_block != coord.q / a.q_block ? 8 : 0;
+        if constexpr (config::SCORE_TILE > 0) {
+            if (!s_ready)
+                consumer_wait<&control::k>(c, k);
+            begin_capture_tiles(captured, a, c, memory, coord, k, s_ready);
+        }
         if (!s_ready) {
             /* 2: wait for K */
             consumer_wait<&control::k>(c, k);
@@ -408,6 +427,8 @@ __device__ __forceinline__ void consume(const attune_cuda_arguments &a, control 
             consumer_wait<&control::k>(c, k);
             kv = c.key_tiles[k.stage].index;
             flags = c.key_tiles[k.stage].flags >> list;
+            if constexpr (config::SCORE_TILE > 0)
+                copy_next_capture_tile(captured, a, c, memory, k);
             ping_pong_wait(group);
             wgmma_fence();
             /* 3: S = Q K^T */
@@ -452,6 +473,11 @@ __device__ __forceinline__ void consume(const attune_cuda_arguments &a, control 
         consumer_wait<&control::v>(c, v);
         if (sm90::Q_BUFFERS > 1 && s_ready)
             consumer_wait<&control::k>(c, k);
+        if constexpr (config::SCORE_TILE > 0 && sm90::Q_BUFFERS > 1)
+            if (s_ready) {
+                find_capture_rows(captured, a, c.query_tiles[r.stage].coord);
+                copy_capture_tile(captured, a, memory, c.key_tiles[k.stage].index, k);
+            }
         ping_pong_wait(group);
         wgmma_fence();
         /* 6: O += P V */
@@ -495,12 +521,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         key_terms_control &t = *(key_terms_control *)(memory + sm90::KEY_TERMS_OFFSET);
         for (int i = 0; i < STAGES; i++)
             pipeline_init<&key_terms_control::terms>(t, i, sm90::SCAN_WARPS * ARRIVALS, sm90::GROUPS * 4 * ARRIVALS);
-        fence_barrier_init();
-    }
-    if (config::SCORE_TILE && threadIdx.x == 0) {
-        capture_tiles_control &t = *(capture_tiles_control *)(memory + sm90::CAPTURE_TILES_OFFSET);
-        for (int i = 0; i < STAGES; i++)
-            pipeline_init<&capture_tiles_control::tiles>(t, i, sm90::SCAN_THREADS, sm90::GROUPS * 4 * ARRIVALS);
         fence_barrier_init();
     }
     __syncthreads();

@@ -53,10 +53,16 @@ static_assert(sizeof(control) <= forward::LAYOUT.control_bytes);
 struct key_terms_control {
     pipeline<STAGES> terms; /* with k's stages */
 };
-/* After these, with a tile of a capture: this, then [STAGES][BLOCK_M][BLOCK_N + 8] elements. */
-struct capture_tiles_control {
-    pipeline<STAGES> tiles; /* with k's stages */
+/* After these, with tiles of a capture: this, then of each stage [BLOCK_M][BLOCK_N + 8] elements. */
+struct alignas(16) capture_tiles_control {
+    int queue_next[forward::QUEUE_STAGES], next[STAGES]; /* beside queue_tiles and key_tiles: the next tile's index */
 };
+
+__device__ __forceinline__ capture_tiles_control &captures_of(control &c)
+{
+    return *(capture_tiles_control *)((unsigned char *)&c + (forward::CAPTURE_TILES_OFFSET - forward::CONTROL_OFFSET));
+}
+
 /* Whether a key tile has terms. The mask's are used only in partial blocks, and only where its rows have no ranges. */
 __device__ __forceinline__ bool has_terms(const attune_cuda_arguments &a, int flags)
 {

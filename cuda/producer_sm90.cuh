@@ -81,12 +81,15 @@ __device__ __forceinline__ int block_iterators_next(block_iterator &w, const att
     return block_iterators_peek(w) < 0 ? flags | TILE_LAST | TILE_LAST << 8 : flags;
 }
 
-__device__ __forceinline__ void queue_push(control &c, pipeline_state &r, int index, int flags)
+/* next: the first key of the tile after it, -1 after the last one. */
+__device__ __forceinline__ void queue_push(control &c, pipeline_state &r, int index, int flags, int next = -1)
 {
     if (threadIdx.x % 32 == 0) {
         producer_acquire<&control::queue>(c, r);
         c.queue_tiles[r.stage].index = index;
         c.queue_tiles[r.stage].flags = flags;
+        if constexpr (config::SCORE_TILE > 0)
+            captures_of(c).queue_next[r.stage] = next;
         producer_commit<&control::queue>(c, r);
     }
     advance<forward::QUEUE_STAGES>(r);
@@ -108,7 +111,7 @@ __device__ __forceinline__ void schedule_tiles(const attune_cuda_arguments &a, c
         queue_push(c, r, tile, kv < 0 ? TILE_QUERIES | TILE_LAST : TILE_QUERIES);
         while (kv >= 0) {
             int flags = block_iterators_next(w, a, kv);
-            queue_push(c, r, kv, flags);
+            queue_push(c, r, kv, flags, config::SCORE_TILE ? block_iterators_peek(w) : -1);
             kv = block_iterators_peek(w);
         }
         /* Only now: a tile fetched ahead of time would wait for this CTA while another one is idle. */
@@ -137,13 +140,15 @@ __device__ __forceinline__ void load_q(control &c, u32 memory, const tensor_map 
                         &c.q.full[q.stage], slab * 64, p.q + g * 64, p.h, p.b);
 }
 
-/* 2: load K, with the descriptor of the key tile. */
+/* 2: load K, with the descriptor of the key tile. next: the first key of the tile after it. */
 __device__ __forceinline__ void load_k(const attune_cuda_arguments &a, control &c, u32 k_tiles, const tensor_map *k_map,
-                                       pipeline_state &k, const tile_coord &p, int kv, int flags)
+                                       pipeline_state &k, const tile_coord &p, int kv, int flags, int next)
 {
     producer_acquire<&control::k>(c, k);
     c.key_tiles[k.stage].index = kv;
     c.key_tiles[k.stage].flags = flags;
+    if constexpr (config::SCORE_TILE > 0)
+        captures_of(c).next[k.stage] = next;
     producer_expect<&control::k>(c, k, forward::K_BYTES);
 #pragma unroll
     for (int slab = 0; slab < forward::SLABS_D; slab++)
@@ -191,7 +196,9 @@ __device__ __forceinline__ void load(const attune_cuda_arguments &a, control &c,
     int pending_v = -1; /* the key tile whose K is loaded and whose V is not */
     for (;; advance<forward::QUEUE_STAGES>(r)) {
         consumer_wait<&control::queue>(c, r);
-        int index = c.queue_tiles[r.stage].index, flags = c.queue_tiles[r.stage].flags;
+        int index = c.queue_tiles[r.stage].index, flags = c.queue_tiles[r.stage].flags, next = -1;
+        if constexpr (config::SCORE_TILE > 0)
+            next = captures_of(c).queue_next[r.stage];
         consumer_release_thread<&control::queue>(c, r);
         if (flags & TILE_QUERIES) {
             producer_acquire<&control::q>(c, q);
@@ -207,7 +214,7 @@ __device__ __forceinline__ void load(const attune_cuda_arguments &a, control &c,
             advance<forward::Q_BUFFERS>(q);
             continue;
         }
-        load_k(a, c, k_tiles, k_map, k, p, index, flags);
+        load_k(a, c, k_tiles, k_map, k, p, index, flags, next);
         if (pending_v >= 0)
             load_v(a, c, v_tiles, v_map, v, p, pending_v);
         pending_v = index;
@@ -287,110 +294,16 @@ __device__ __forceinline__ void store_key_terms(const attune_cuda_arguments &a, 
     }
 }
 
-/* -------------------------------------------------------------------------------------------------- tiles of a capture
- */
-
-/* A lane's rows of a query tile, of which each scan warp has half: row i is the lane's after i * 32 others. */
-struct capture_rows {
-    static constexpr int COUNT = BLOCK_M / 64;
-    attune_capture_row row[COUNT];
-};
-
-__device__ __forceinline__ void find_capture_rows(capture_rows &r, const attune_cuda_arguments &a, const tile_coord &p)
-{
-    if constexpr (config::SCORE_TILE > 0) {
-        int first = p.q + ((int)threadIdx.x - 64) / 32 * (BLOCK_M / 2) + (int)threadIdx.x % 32;
-#pragma unroll
-        for (int i = 0; i < r.COUNT; i++)
-            r.row[i] = attune_score_tile_row(p.b, p.h, first + i * 32, p.h_kv, a.q_len, a.kv_len, a.score_symbols);
-    }
-}
-
-/* The bytes of an element, and copies of 16 bytes for a row: as many lanes as divide them are in a row at a time. */
-constexpr int CAPTURE_WIDTH = config::SCORE_TILE ? (int)config::SCORE_TILE : 16;
-constexpr int ROW_COPIES = BLOCK_N * CAPTURE_WIDTH / 16, ROW_DIVISOR = ROW_COPIES & -ROW_COPIES;
-constexpr int ROW_LANES = ROW_DIVISOR < 32 ? ROW_DIVISOR : 32, ROWS_AT_ONCE = 32 / ROW_LANES;
-constexpr int COPY_ELEMENTS = 16 / CAPTURE_WIDTH;
-
-/* 16 bytes of a row that is not aligned or ends among them, from element `first`. */
-__device__ __forceinline__ void copy_elements(u32 to, u64 address, int first, int count, long long stride)
-{
-    u32 w[4] = {0, 0, 0, 0};
-#pragma unroll
-    for (int i = 0; i < COPY_ELEMENTS; i++) {
-        u64 from = address + (first + i) * stride;
-        bool there = first + i < count;
-        u32 bits = CAPTURE_WIDTH == 2 ? load_element_16(from, there) : load_element_32(from, there);
-        w[i * CAPTURE_WIDTH / 4] |= bits << i * CAPTURE_WIDTH % 4 * 8;
-    }
-    store_shared_4(to, w[0], w[1], w[2], w[3]);
-}
-
-/* A row's address and elements, from the lane that has them. */
-__device__ __forceinline__ attune_capture_row row_of_lane(const attune_capture_row &own, int lane)
-{
-    u32 low = __shfl_sync(0xffffffffu, (u32)own.address, lane),
-        high = __shfl_sync(0xffffffffu, (u32)(own.address >> 32), lane);
-    return {(u64)high << 32 | low, __shfl_sync(0xffffffffu, own.count, lane)};
-}
-
-/* Loads a tile's elements of the capture, 16 bytes a lane at a time. Elements out of range are 0. */
-__device__ __forceinline__ void load_capture_tile(const attune_cuda_arguments &a, capture_tiles_control &c, u32 tiles,
-                                                  const capture_rows &rows, int kv, const pipeline_state &t)
-{
-    if constexpr (config::SCORE_TILE > 0) {
-        int lane = (int)threadIdx.x % 32, warp = ((int)threadIdx.x - 64) / 32;
-        int first = kv + lane % ROW_LANES * COPY_ELEMENTS;
-        u32 to = tiles + t.stage * forward::CAPTURE_STAGE +
-                 (u32)(warp * (BLOCK_M / 2) + lane / ROW_LANES) * forward::CAPTURE_PITCH + lane % ROW_LANES * 16;
-        int least = rows.row[0].count;
-#pragma unroll
-        for (int i = 1; i < rows.COUNT; i++)
-            least = min(least, rows.row[i].count);
-        bool whole = __all_sync(0xffffffffu, least >= kv + BLOCK_N) && attune_score_tile_aligned(a.score_symbols);
-        producer_acquire<&capture_tiles_control::tiles>(c, t);
-        if (whole) {
-#pragma unroll
-            for (int i = 0; i < rows.COUNT; i++)
-#pragma unroll 4
-                for (int j = 0; j < 32; j += ROWS_AT_ONCE, to += ROWS_AT_ONCE * forward::CAPTURE_PITCH) {
-                    u64 from =
-                        row_of_lane(rows.row[i], j + lane / ROW_LANES).address + (long long)first * CAPTURE_WIDTH;
-#pragma unroll
-                    for (int k = 0; k < ROW_COPIES / ROW_LANES; k++)
-                        copy_async(to + k * ROW_LANES * 16, (const void *)(from + k * ROW_LANES * 16), true);
-                }
-            copy_arrive(&c.tiles.full[t.stage]);
-        } else {
-            long long stride = attune_score_tile_stride(a.score_symbols);
-#pragma unroll
-            for (int i = 0; i < rows.COUNT; i++)
-#pragma unroll 1
-                for (int j = 0; j < 32; j += ROWS_AT_ONCE, to += ROWS_AT_ONCE * forward::CAPTURE_PITCH) {
-                    attune_capture_row row = row_of_lane(rows.row[i], j + lane / ROW_LANES);
-#pragma unroll 1
-                    for (int k = 0; k < ROW_COPIES / ROW_LANES; k++)
-                        copy_elements(to + k * ROW_LANES * 16, row.address, first + k * ROW_LANES * COPY_ELEMENTS,
-                                      row.count, stride);
-                }
-            barrier_arrive(&c.tiles.full[t.stage]);
-        }
-    }
-}
-
 __device__ __forceinline__ void scan_v(const attune_cuda_arguments &a, control &c, unsigned char *bytes)
 {
     u32 memory = shared_address(bytes), v_tiles = memory + forward::V_OFFSET, phases = ~0u;
     pipeline_state r = {0, 0}, q = {0, 0}; /* r: of K and V, which have the same stages here */
-    pipeline_state t = {0, 1};             /* of the capture's tiles */
     for (;;) {
         consumer_wait<&control::q>(c, q);
         int flags = c.query_tiles[q.stage].flags;
         if (!flags)
             break;
         tile_coord p = c.query_tiles[q.stage].coord;
-        capture_rows rows;
-        find_capture_rows(rows, a, p);
         while (!(flags & TILE_LAST)) {
             consumer_wait<&control::k>(c, r);
             int kv = c.key_tiles[r.stage].index;
@@ -400,11 +313,6 @@ __device__ __forceinline__ void scan_v(const attune_cuda_arguments &a, control &
                 store_key_terms(a, *(key_terms_control *)(bytes + forward::KEY_TERMS_OFFSET),
                                 memory + forward::KEY_TERMS_OFFSET + sizeof(key_terms_control), p, kv, flags, r.stage,
                                 phases);
-            if constexpr (config::SCORE_TILE > 0) {
-                load_capture_tile(a, *(capture_tiles_control *)(bytes + forward::CAPTURE_TILES_OFFSET),
-                                  memory + forward::CAPTURE_TILES_OFFSET + sizeof(capture_tiles_control), rows, kv, t);
-                advance(t);
-            }
             if (forward::SCANS_V && flags & TILE_SCAN_V) {
                 consumer_wait<&control::v>(c, r);
                 int any = named_sync_or<(int)BARRIER_SCAN, 64>(zero_non_finite(v_tiles + r.stage * forward::V_BYTES));

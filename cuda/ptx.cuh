@@ -332,10 +332,10 @@ __device__ __forceinline__ void copy_async(u32 to, const void *from, bool valid)
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0));
 }
 
-/* The thread arrives at a barrier once its copies so far are complete. */
-__device__ __forceinline__ void copy_arrive(u64 *barrier)
+/* The first `bytes` of 16, then zeros. */
+__device__ __forceinline__ void copy_async_some(u32 to, const void *from, u32 bytes)
 {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
 }
 
 __device__ __forceinline__ void copy_float(u32 to, const float *from)

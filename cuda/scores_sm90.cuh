@@ -316,24 +316,6 @@ __device__ __forceinline__ void release_key_terms(const attune_cuda_arguments &a
         consumer_release<&key_terms_control::terms>(*(key_terms_control *)(memory + forward::KEY_TERMS_OFFSET), r);
 }
 
-/* Waits for the elements of the tile's pairs, and returns the address of the thread's first. r: the tile's stage. */
-__device__ __forceinline__ u32 wait_capture_tile(unsigned char *memory, int row, const pipeline_state &r)
-{
-    if (!config::SCORE_TILE)
-        return 0;
-    consumer_wait<&capture_tiles_control::tiles>(*(capture_tiles_control *)(memory + forward::CAPTURE_TILES_OFFSET), r);
-    return shared_address(memory) + forward::CAPTURE_TILES_OFFSET + sizeof(capture_tiles_control) +
-           r.stage * forward::CAPTURE_STAGE + (u32)row * forward::CAPTURE_PITCH +
-           forward::first_column() * config::SCORE_TILE;
-}
-
-__device__ __forceinline__ void release_capture_tile(unsigned char *memory, const pipeline_state &r)
-{
-    if (config::SCORE_TILE)
-        consumer_release<&capture_tiles_control::tiles>(
-            *(capture_tiles_control *)(memory + forward::CAPTURE_TILES_OFFSET), r);
-}
-
 /* FIRST: a query tile's first key tile, where slower and shorter code will do; row: the thread's first row; linear: the
  * scores of both rows are linear_scores. */
 template <bool FIRST, int COUNT>
@@ -409,19 +391,6 @@ apply_score_and_mask(float (&s)[COUNT], const attune_cuda_arguments &a, const ti
 #pragma unroll
         for (int half = 0; half < THREAD_ROWS; half++)
             forbid_outside(s, half, low[half] - column, high[half] - column);
-}
-
-/* 4: the score and mask hook. r: the stage of the keys' terms. */
-template <bool FIRST, int COUNT>
-__device__ __forceinline__ void modify_scores(float (&s)[COUNT], const attune_cuda_arguments &a, unsigned char *memory,
-                                              const tile_coord &p, int kv, int flags, int row,
-                                              const linear_score (&linear_scores)[THREAD_ROWS], bool linear,
-                                              const pipeline_state &r, u32 &phases)
-{
-    staged_terms terms = {wait_key_terms(a, memory, flags, r, phases), wait_capture_tile(memory, row - p.q, r)};
-    apply_score_and_mask<FIRST>(s, a, p, kv, flags, row, linear_scores, linear, terms);
-    release_key_terms(a, memory, flags, r);
-    release_capture_tile(memory, r);
 }
 
 #endif

@@ -193,6 +193,7 @@ ROW(rows_beside_a_mask,     1, 1, 2, 2, 200, 300,  64,  0, .mask = "docs[b, kv] 
 ROW(pair_bias,              2, 2, 2, 1, 260, 260,  32,  0, .score = "score + pair[q, kv]")
 ROW(pair_bias_masked,       2, 2, 2, 2, 200, 328,  64,  0, .mask = "kv < used[b] && q + 150 >= kv", .score = "(score - slope[h] * abs(q - kv)) * (1.0 + half_pair[q, kv])")
 ROW(pair_bias_unaligned,    1, 1, 2, 2, 130, 150, 128,  0, .mask = DOCUMENT, .score = "score + pair[q - 3, kv] + half_bias[kv]")
+ROW(pair_bias_one_stage,    2, 2, 2, 2, 200, 152,  96,  0, .score = "0.5 * score + half_pair[min(q, 120), kv]", .preferred = "{\"num_stages\": 1, \"BLOCK_M\": 64}")
 ROW(forbidden_by_a_bias,    1, 1, 2, 2, 200, 300,  64,  0, .score = "score + (kv >= 140 ? 0.0 : -1e9)")
 ROW(forbidden_by_the_least, 1, 1, 2, 2, 200, 300, 128,  0, .score = "score + (kv < 270 && q != 40 ? -3.4e38 : 0.0)")
 ROW(buckets_of_both_sides,  2, 2, 2, 2, 200, 260,  64,  0, .score = "score + bias[min(abs(q - kv) / 8, 20) + select(kv > q, 21, 0), h]")

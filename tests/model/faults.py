@@ -122,6 +122,23 @@ FAULTS = [
     # The softmax adds infinities of V to O before the correction has rescaled it.
     ('sm=100 kernel=cuda_sm100a dtype=f16 cases forward_cuda/two_block_rows_nan_seen', 'forward_sm100.cu',
      '        producer_acquire<&group_control::rows>(own, passed);\n        tmem_fence_after();', '', 'tensor memory, which'),
+    # ------------------------------------------------------------------------------------------- tiles of a capture
+    # Elements are read before their copies are complete, or before those of other lanes are.
+    ('sm=90 dtype=bf16 cases forward_cuda/pair_bias', 'captures_sm90.cuh', '    copy_wait<1>();', '    copy_wait<2>();',
+     'cp.async writes that its thread has not waited for'),
+    ('sm=90 dtype=bf16 cases forward_cuda/pair_bias', 'captures_sm90.cuh', '    copy_wait<1>();\n    __syncwarp();', '    copy_wait<1>();', SHARED),
+    # A tile is copied over the one that is read, or before other lanes have read it.
+    ('sm=90 dtype=bf16 cases forward_cuda/pair_bias', 'captures_sm90.cuh', '    advance(next);\n', '', SHARED + '|' + ORACLE),
+    ('sm=90 dtype=bf16 cases forward_cuda/pair_bias', 'captures_sm90.cuh', '    __syncwarp();\n    if (kv >= 0) {', '    if (kv >= 0) {', SHARED),
+    # A tile is copied a second time in place of the next one.
+    ('sm=90 dtype=bf16 cases forward_cuda/pair_bias', 'captures_sm90.cuh', 'captures_of(c).next[k.stage], next);', 'c.key_tiles[k.stage].index, next);',
+     ORACLE + '|which a cp.async writes'),
+    # The rows of a lane are neighbours, or have the elements of the query tile before.
+    ('sm=90 dtype=bf16 cases forward_cuda/pair_bias', 'captures_sm90.cuh', 't.step = stride * ROWS_AT_ONCE;', 't.step = stride;', ORACLE),
+    ('sm=90 dtype=bf16 cases forward_cuda/pair_bias', 'forward_sm90.cu', '                find_capture_rows(captured, a, c.query_tiles[r.stage].coord);\n', '', ORACLE),
+    # Rows that are out of range have elements.
+    ('sm=90 dtype=f16 cases forward_cuda/pair_bias_unaligned', 'captures_sm90.cuh', 'bool there = first + i < count;', 'bool there = true;',
+     ORACLE + '|outside|where no buffer is'),
     # ------------------------------------------------------------------------------------------- backward, sums, sinks
     # Sums over rows leave out the last exchange of lanes.
     ('dtype=f32 cases gradients_cuda/head_8', 'delta.cu', 'for (int step = 16; step; step /= 2)\n            sum += __shfl_xor', 'for (int step = 16; step > 1; step /= 2)\n            sum += __shfl_xor', ORACLE),

@@ -297,6 +297,11 @@ __device__ __forceinline__ void copy_async(u32 to, const void *from, bool valid)
     model->copy_async(to, from, 16, valid ? 16 : 0);
 }
 
+__device__ __forceinline__ void copy_async_some(u32 to, const void *from, u32 bytes)
+{
+    model->copy_async(to, from, 16, bytes);
+}
+
 __device__ __forceinline__ void copy_float(u32 to, const float *from)
 {
     model->copy_async(to, from, 4, 4);
@@ -429,14 +434,6 @@ __device__ __forceinline__ void barrier_expect_more(u64 *barrier, u32 bytes)
 __device__ __forceinline__ void barrier_arrive(u64 *barrier)
 {
     model->barrier_arrive(shared_address(barrier), MODEL_OWN);
-}
-
-/* Here at once, after a wait for the copies. */
-__device__ __forceinline__ void copy_arrive(u64 *barrier)
-{
-    model->copy_commit();
-    model->copy_wait(0);
-    barrier_arrive(barrier);
 }
 
 __device__ __forceinline__ void barrier_wait(u64 *barrier, u32 phase)
