@@ -91,7 +91,8 @@ __device__ __forceinline__ void copy_capture_tile(const capture_rows &t, const a
     __syncwarp();
     if (kv >= 0) {
         int lane = (int)threadIdx.x % 32, first = kv + lane % ROW_LANES * COPY_ELEMENTS;
-        u32 to = capture_row_at(memory, r, first_row_of_warp() + lane / ROW_LANES) + (u32)(lane % ROW_LANES * 16);
+        u32 to = capture_row_at(memory, r, first_row_of_warp() + lane / ROW_LANES);
+        u32 own = (u32)(lane % ROW_LANES * 16) ^ capture_swizzle((u32)(lane / ROW_LANES));
         u64 from = t.address;
         if (t.even && t.count >= kv + BLOCK_N) {
             from += (u64)((long long)first * CAPTURE_WIDTH);
@@ -99,27 +100,29 @@ __device__ __forceinline__ void copy_capture_tile(const capture_rows &t, const a
             for (int j = 0; j < STEPS; j++, from += (u64)t.step)
 #pragma unroll
                 for (int k = 0; k < CHUNKS; k++)
-                    copy_async(to + j * STEP_PITCH + k * ROW_LANES * 16, (const void *)(from + k * ROW_LANES * 16),
-                               true);
+                    copy_async(to + j * STEP_PITCH + k * ROW_LANES * 16 + (own ^ capture_swizzle(j * ROWS_AT_ONCE)),
+                               (const void *)(from + k * ROW_LANES * 16), true);
         } else if (t.even) {
 #pragma unroll 1
             for (int j = 0; j < STEPS; j++, from += (u64)t.step, to += STEP_PITCH)
 #pragma unroll
                 for (int k = 0; k < CHUNKS; k++)
-                    copy_chunk(to + k * ROW_LANES * 16, from, first + k * ROW_LANES * COPY_ELEMENTS, t.count);
+                    copy_chunk(to + k * ROW_LANES * 16 + (own ^ capture_swizzle(j * ROWS_AT_ONCE)), from,
+                               first + k * ROW_LANES * COPY_ELEMENTS, t.count);
         } else {
             long long stride = attune_score_tile_stride(a.score_symbols);
             bool aligned = attune_score_tile_aligned(a.score_symbols);
 #pragma unroll 1
-            for (int j = lane / ROW_LANES; j < WARP_ROWS; j += ROWS_AT_ONCE, to += STEP_PITCH) {
-                attune_capture_row row = row_of_lane(t.address, t.count, j);
+            for (int j = 0; j < WARP_ROWS; j += ROWS_AT_ONCE, to += STEP_PITCH) {
+                attune_capture_row row = row_of_lane(t.address, t.count, j + lane / ROW_LANES);
+                u32 at = to + (own ^ capture_swizzle(j));
 #pragma unroll 1
                 for (int k = 0; k < CHUNKS; k++)
                     if (aligned)
-                        copy_chunk(to + k * ROW_LANES * 16, row.address, first + k * ROW_LANES * COPY_ELEMENTS,
+                        copy_chunk(at + k * ROW_LANES * 16, row.address, first + k * ROW_LANES * COPY_ELEMENTS,
                                    row.count);
                     else
-                        copy_elements(to + k * ROW_LANES * 16, row.address, first + k * ROW_LANES * COPY_ELEMENTS,
+                        copy_elements(at + k * ROW_LANES * 16, row.address, first + k * ROW_LANES * COPY_ELEMENTS,
                                       row.count, stride);
             }
         }
@@ -152,8 +155,8 @@ __device__ __forceinline__ void begin_capture_tiles(capture_rows &t, const attun
         copy_capture_tile(t, a, memory, i ? captures_of(c).next[k.stage] : c.key_tiles[k.stage].index, to);
 }
 
-/* Waits for the elements of the tile's pairs, and returns the address of the thread's first, in `row` of the tile. The
- * copies of the next tile may be on their way. r: the tile's stage. */
+/* Waits for the elements of the tile's pairs, and returns the address of the thread's first but for its swizzle, in
+ * `row` of the tile. The copies of the next tile may be on their way. r: the tile's stage. */
 __device__ __forceinline__ u32 wait_capture_tile(unsigned char *memory, int row, const pipeline_state &r)
 {
     if (!config::SCORE_TILE)

@@ -53,7 +53,16 @@ static_assert(sizeof(control) <= forward::LAYOUT.control_bytes);
 struct key_terms_control {
     pipeline<STAGES> terms; /* with k's stages */
 };
-/* After these, with tiles of a capture: this, then of each stage [BLOCK_M][BLOCK_N + 8] elements. */
+/* The number that is XORed with the offset of a capture's element in a row of a tile. A warp reads 8 bytes of 4 rows at
+ * once, or 4 bytes of 8 rows: they are in different banks. */
+__device__ __forceinline__ constexpr u32 capture_swizzle(u32 row)
+{
+    constexpr u32 BYTES = BLOCK_N * config::SCORE_TILE; /* the power of two that divides them is its limit */
+    return (config::SCORE_TILE == 4 ? row % 4 * 32 : row % 8 * 16) & ((BYTES & -BYTES) - 1);
+}
+
+/* After these, with tiles of a capture: this, then of each stage [BLOCK_M][BLOCK_N] elements, whose groups of 16 bytes
+ * are swizzled (capture_swizzle). */
 struct alignas(16) capture_tiles_control {
     int queue_next[forward::QUEUE_STAGES], next[STAGES]; /* beside queue_tiles and key_tiles: the next tile's index */
 };

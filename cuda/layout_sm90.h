@@ -10,9 +10,9 @@
 
 /*
  * Q[B][M][D], K[S][N][D], V[S][N][Dv], the pipelines' barriers with the tile descriptors, and with T terms of a key
- * their barriers and terms[S][T][N] words, and with tiles of a capture descriptors and [S][M][N + 8] elements, at
- * least two stages: one is copied while another is read, and the eight spread a warp's reads over the banks. B = 2 for
- * narrow heads: the next query tile's Q loads while this one is computed.
+ * their barriers and terms[S][T][N] words, and with tiles of a capture descriptors and [S][M][N] elements, at least two
+ * stages: one is copied while another is read. B = 2 for narrow heads: the next query tile's Q loads while this one is
+ * computed.
  */
 typedef struct attune_cuda_forward_tma_layout {
     unsigned q, k, v, control, key_terms, capture_tiles;
@@ -41,7 +41,7 @@ ATTUNE_CUDA_LAYOUT attune_cuda_forward_tma_layout attune_cuda_forward_tma(attune
     l.control = l.v + t.stages * l.v_stage;
     l.key_terms = l.control + l.control_bytes;
     l.capture_tiles = l.key_terms + (t.key_terms ? attune_cuda_round_up(t.stages * (16 + l.terms_stage), 128) : 0);
-    l.capture_pitch = (t.block_n + 8) * t.capture_tile;
+    l.capture_pitch = t.block_n * t.capture_tile;
     l.capture_stage = t.block_m * l.capture_pitch;
     l.size = l.capture_tiles;
     if (t.capture_tile)

@@ -228,15 +228,25 @@ __device__ __forceinline__ void forbid_pairs(float (&s)[COUNT], const attune_cud
 /* Words of a key's terms; an array has at least one. */
 constexpr int SCORE_KEY_WORDS = config::SCORE_KEYS + 1, MASK_KEY_WORDS = config::MASK_KEYS ? config::MASK_KEYS : 1;
 
-/* Where a thread finds what its pairs share: the address of the tile's terms of keys, and that of the elements of the
- * capture of its first row and column. */
+/* Where a thread finds what its pairs share: the address of the tile's terms of keys, that of the elements of the
+ * capture of its first row and column but for their swizzle, and the bytes of the columns before its chunk. */
 struct staged_terms {
-    u32 keys, elements;
+    u32 keys, elements, bytes = 0;
 };
 
 __device__ __forceinline__ staged_terms staged_after(const staged_terms &t, int columns)
 {
-    return {t.keys + columns * 4, t.elements + columns * config::SCORE_TILE};
+    return {t.keys + columns * 4, t.elements, t.bytes + columns * config::SCORE_TILE};
+}
+
+/* The address of the capture's element in column n of a chunk of COUNT scores. */
+template <int COUNT> __device__ __forceinline__ u32 element_at(const staged_terms &t, int n)
+{
+    u32 swizzle = capture_swizzle(threadIdx.x / 4), bytes = n * config::SCORE_TILE;
+    if constexpr (COUNT * forward::SPREAD * config::SCORE_TILE % 128 == 0) /* chunks begin where the swizzle does */
+        return t.elements + t.bytes + bytes / 128 * 128 + (bytes % 128 ^ swizzle);
+    else
+        return t.elements + ((t.bytes + bytes) ^ swizzle);
 }
 
 /* The capture's elements of a row for two columns. */
@@ -267,7 +277,7 @@ __device__ __forceinline__ void apply_score_terms(float (&s)[COUNT], const attun
         key_terms_load<0, config::SCORE_KEYS>(key, staged.keys, forward::first_column() + n);
         if constexpr (config::SCORE_TILE > 0) {
             if (i % 2 == 0)
-                load_pair(elements, staged.elements + half * 8 * forward::CAPTURE_PITCH + n * config::SCORE_TILE);
+                load_pair(elements, element_at<COUNT>(staged, n) + half * 8 * forward::CAPTURE_PITCH);
             key[config::SCORE_KEYS] = attune_score_tile_value(elements[i % 2]);
         }
         if constexpr (NEAR)

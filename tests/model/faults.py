@@ -134,8 +134,10 @@ FAULTS = [
     ('sm=90 dtype=bf16 cases forward_cuda/pair_bias', 'captures_sm90.cuh', 'captures_of(c).next[k.stage], next);', 'c.key_tiles[k.stage].index, next);',
      ORACLE + '|which a cp.async writes'),
     # The rows of a lane are neighbours, or have the elements of the query tile before.
-    ('sm=90 dtype=bf16 cases forward_cuda/pair_bias', 'captures_sm90.cuh', 't.step = stride * ROWS_AT_ONCE;', 't.step = stride;', ORACLE),
+    ('sm=90 dtype=bf16 cases forward_cuda/pair_bias_masked', 'captures_sm90.cuh', 't.step = stride * ROWS_AT_ONCE;', 't.step = stride;', ORACLE),
     ('sm=90 dtype=bf16 cases forward_cuda/pair_bias', 'forward_sm90.cu', '                find_capture_rows(captured, a, c.query_tiles[r.stage].coord);\n', '', ORACLE),
+    # Elements are read where the swizzle of another row has them.
+    ('sm=90 dtype=bf16 cases forward_cuda/pair_bias', 'scores_sm90.cuh', '(bytes % 128 ^ swizzle)', 'bytes % 128', ORACLE),
     # Rows that are out of range have elements.
     ('sm=90 dtype=f16 cases forward_cuda/pair_bias_unaligned', 'captures_sm90.cuh', 'bool there = first + i < count;', 'bool there = true;',
      ORACLE + '|outside|where no buffer is'),
