@@ -134,6 +134,10 @@ static void choose_tma_forward(const attune__shape *s, const attune_plan_choice 
             (choice->block_n % 128 == 0 || (variant->score.tile_bytes && choice->block_n == 64)))
             variant->first_score_chunk =
                 d <= 64 && dv <= 64 && !variant->score.key_count ? 4 * SMALL_CHUNK : 2 * SMALL_CHUNK;
+        /* Elements of a tile of a capture are read like those of later tiles: moves of scores beside narrow heads would
+         * be a large part of the first tile. */
+        if (variant->score.tile_bytes && !variant->score_chunks && !variant->fast_functions && d <= 64 && dv <= 64)
+            variant->first_score_chunk = choice->block_n / 2;
         /* Those of functions that do not depend on the product do not, but with narrow heads. */
         const bool all = !s->expr.product_functions && !wide && d > 64 && dv > 64 && choice->block_m == 128 &&
                          !variant->score.key_count && (isinf(variant->near) || variant->near == 0);

@@ -68,6 +68,8 @@ static const wanted table[] = {
     /* A tile of the capture is staged, and read as terms are. */
     {"h200", NULL, "score + pair[q, kv]", 2048, .head_dim = 128,
      .is = {.first_score_chunk = 16, .score = {.tile_bytes = 4}}},
+    {"h200", NULL, "score + pair[q, kv]", 2048, .head_dim = 64,
+     .is = {.first_score_chunk = 64, .score = {.tile_bytes = 4}}},
     {"h200", NULL, "score + pair[q, kv] + bias[q - kv]", 2048, .head_dim = 128,
      .is = {.score_chunks = true, .score_chunk = 16, .first_score_chunk = 16, .score = {.tile_bytes = 4}}},
     {"h200", NULL, "score + bias[q - kv]", 2048, .head_dim = 64,
