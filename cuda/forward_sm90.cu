@@ -427,8 +427,6 @@ __device__ __forceinline__ void consume(const attune_cuda_arguments &a, control 
             consumer_wait<&control::k>(c, k);
             kv = c.key_tiles[k.stage].index;
             flags = c.key_tiles[k.stage].flags >> list;
-            if constexpr (config::SCORE_TILE > 0)
-                copy_next_capture_tile(captured, a, c, memory, k);
             ping_pong_wait(group);
             wgmma_fence();
             /* 3: S = Q K^T */
@@ -439,6 +437,8 @@ __device__ __forceinline__ void consume(const attune_cuda_arguments &a, control 
             /* 6: O += P V */
             multiply_pv(o, p, describe_n_major(v_tiles + v.stage * sm90::V_BYTES, sm90::KV_SLAB));
             ping_pong_arrive(group);
+            if constexpr (config::SCORE_TILE > 0) /* under the products */
+                copy_next_capture_tile(captured, a, c, memory, k);
             wgmma_wait<1>(); /* S is done, O may not be */
             accumulators_done(s);
             consumer_release<&control::k>(c, k);
@@ -473,11 +473,6 @@ __device__ __forceinline__ void consume(const attune_cuda_arguments &a, control 
         consumer_wait<&control::v>(c, v);
         if (sm90::Q_BUFFERS > 1 && s_ready)
             consumer_wait<&control::k>(c, k);
-        if constexpr (config::SCORE_TILE > 0 && sm90::Q_BUFFERS > 1)
-            if (s_ready) {
-                find_capture_rows(captured, a, c.query_tiles[r.stage].coord);
-                copy_capture_tile(captured, a, memory, c.key_tiles[k.stage].index, k);
-            }
         ping_pong_wait(group);
         wgmma_fence();
         /* 6: O += P V */
@@ -487,6 +482,11 @@ __device__ __forceinline__ void consume(const attune_cuda_arguments &a, control 
         if (sm90::Q_BUFFERS > 1)
             multiply_qk(s, q + r.stage * (sm90::Q_BYTES / 16), describe_k_major(k_tiles + k.stage * sm90::K_BYTES));
         ping_pong_arrive(group);
+        if constexpr (config::SCORE_TILE > 0 && sm90::Q_BUFFERS > 1)
+            if (s_ready) {
+                find_capture_rows(captured, a, c.query_tiles[r.stage].coord);
+                copy_capture_tile(captured, a, memory, c.key_tiles[k.stage].index, k);
+            }
         wgmma_wait<sm90::Q_BUFFERS == 1 ? 0 : 1>(); /* O is done, S may not be */
         accumulators_done(o);
         consumer_release<&control::v>(c, v);

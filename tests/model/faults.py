@@ -129,7 +129,7 @@ FAULTS = [
     ('sm=90 dtype=bf16 cases forward_cuda/pair_bias', 'captures_sm90.cuh', '    copy_wait<1>();\n    __syncwarp();', '    copy_wait<1>();', SHARED),
     # A tile is copied over the one that is read, or before other lanes have read it.
     ('sm=90 dtype=bf16 cases forward_cuda/pair_bias', 'captures_sm90.cuh', '    advance(next);\n', '', SHARED + '|' + ORACLE),
-    ('sm=90 dtype=bf16 cases forward_cuda/pair_bias', 'captures_sm90.cuh', '    __syncwarp();\n    if (kv >= 0) {', '    if (kv >= 0) {', SHARED),
+    ('sm=90 dtype=bf16 cases forward_cuda/pair_bias_one_stage', 'captures_sm90.cuh', '    __syncwarp();\n    if (kv >= 0) {', '    if (kv >= 0) {', SHARED),
     # A tile is copied a second time in place of the next one.
     ('sm=90 dtype=bf16 cases forward_cuda/pair_bias', 'captures_sm90.cuh', 'captures_of(c).next[k.stage], next);', 'c.key_tiles[k.stage].index, next);',
      ORACLE + '|which a cp.async writes'),
