@@ -231,10 +231,11 @@ typedef struct attune_cuda_backward {
     unsigned long long lse, delta;
     long long row_stride;
     /* long long [elements][ATTUNE_CUDA_SUM_WORDS]: exact sums of the capture gradients; symbol_sums: the address of
-     * the first by symbol of the score expression, 0 = not requested or already added. attune_delta clears sum_words
-     * words from `sums` on. */
+     * the first by symbol of the score expression, 0 = not requested or already added. Of the symbols of float_sums, as
+     * bits, they are float [elements] instead. attune_delta clears sum_words words from `sums` on. */
     unsigned long long sums, sum_words;
     unsigned long long symbol_sums[ATTUNE_CUDA_SYMBOLS];
+    unsigned float_sums;
 
     /* backward_sm90, backward_atomic_sm80: `sums` are float sums of dQ, followed by redo and the capture gradients.
      * int32 *redo: non-zero makes the sm80 kernels, launched after backward_sm90, recompute all gradients. Address 0:
@@ -261,11 +262,11 @@ typedef struct attune_cuda_backward {
 
 /* attune_sums adds to float tensors of rank up to 4, strides in elements; 0 elements = not requested. */
 typedef struct attune_cuda_sums {
-    unsigned long long sums; /* as above */
-    long long elements;      /* of all tensors */
+    long long elements; /* of all tensors */
     int count;
     struct {
-        unsigned long long address;
+        unsigned long long address, sums; /* sums: as symbol_sums, or with is_float in floats */
+        int is_float;
         long long elements, size[4], stride[4];
     } to[ATTUNE_CUDA_SYMBOLS];
 } attune_cuda_sums;

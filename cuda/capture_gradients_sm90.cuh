@@ -81,11 +81,20 @@ __device__ __forceinline__ float reduce_lanes(float x, int from, int to)
     return x;
 }
 
-__device__ __forceinline__ void add_gradient(u64 *sums, i64 at, float x)
+/* floats: the sums are float32, which pairs of distinct elements add to in any order. An exact sum of each is 64 bytes,
+ * so that those of a bias for each pair are more than the L2 cache holds. */
+__device__ __forceinline__ void add_gradient(u64 *sums, i64 at, float x, bool floats)
 {
-    if (at >= 0 && x != 0.0f)
-        sum_add(sums + at * ATTUNE_CUDA_SUM_WORDS, x);
+    if (at >= 0 && x != 0.0f) {
+        if (floats)
+            atomicAdd((float *)sums + at, x);
+        else
+            sum_add(sums + at * ATTUNE_CUDA_SUM_WORDS, x);
+    }
 }
+
+/* Whether the sums of a symbol are float32. */
+#define FLOAT_SUMS(symbol) (t.g.float_sums >> (symbol)&1)
 
 /* The arguments of the functions of a capture read. raw: the score before its expression. */
 #define READ_OF(q_, kv_, raw)        t.b, t.h, q_, kv_, t.h / (t.a.heads / t.a.kv_heads), t.a.q_len, t.a.kv_len, raw
@@ -211,7 +220,8 @@ template <int COUNT> __device__ __forceinline__ diagonals<COUNT> reduce_diagonal
 
 /* Adds a warp's diagonals. All may read one element, such as the last of a clamped distance; these are reduced to one
  * addition, since 32 lanes that add to one address would be serialised. */
-template <int COUNT> __device__ __forceinline__ void add_diagonals(u64 *to, const i64 (&at)[COUNT], float (&x)[COUNT])
+template <int COUNT>
+__device__ __forceinline__ void add_diagonals(u64 *to, const i64 (&at)[COUNT], float (&x)[COUNT], bool floats)
 {
     i64 first = __shfl_sync(0xffffffffu, at[0], 0);
     bool same = true;
@@ -225,11 +235,11 @@ template <int COUNT> __device__ __forceinline__ void add_diagonals(u64 *to, cons
             sum += x[i];
         sum = reduce_lanes(sum, 1, 16);
         if (thread_index() % 32 == 0)
-            add_gradient(to, first, sum);
+            add_gradient(to, first, sum, floats);
     } else
 #pragma unroll
         for (int i = 0; i < COUNT; i++)
-            add_gradient(to, at[i], x[i]);
+            add_gradient(to, at[i], x[i], floats);
 }
 
 /* Rotates the registers by four. The loop over reads of single pairs is not unrolled, and rotation
@@ -255,7 +265,8 @@ template <int S_FRAGMENT> __device__ __forceinline__ void rotate_chunks(float (&
                 {                                                                                                      \
                     float raw = config::GRADIENTS_USE_SCORE ? s[i] * t.a.scale : 0.0f;                                 \
                     int q = row + i % backward::FOUR_ROWS, kv = t.kv + backward::key_of(i);                            \
-                    add_gradient(sums, READ_INDEX(n_, q, kv, raw), READ_GRADIENT(n_, d[i], q, kv, raw));               \
+                    add_gradient(sums, READ_INDEX(n_, q, kv, raw), READ_GRADIENT(n_, d[i], q, kv, raw),                \
+                                 FLOAT_SUMS(symbol));                                                                  \
                 }                                                                                                      \
                 rotate_chunks(d);                                                                                      \
                 if (config::GRADIENTS_USE_SCORE)                                                                       \
@@ -285,30 +296,30 @@ __device__ __forceinline__ void add_pair_gradients(float (&d)[S_FRAGMENT], float
                     if constexpr (IN_SHARED<n_>)                                                                       \
                         head_sum<n_>(memory, key) = head_sum<n_>(memory, key) + x[key];                                \
                     else                                                                                               \
-                        add_gradient(to, READ_INDEX(n_, 0, t.kv + key * 8, 0.0f), x[key]);                             \
+                        add_gradient(to, READ_INDEX(n_, 0, t.kv + key * 8, 0.0f), x[key], FLOAT_SUMS(symbol));         \
                 }                                                                                                      \
             }                                                                                                          \
         } else if constexpr (kind == READ_ROW && LANE_KEYS) {                                                          \
             reduce_rows<S_FRAGMENT>(x);                                                                                \
-            add_gradient(to, READ_INDEX(n_, t.q + thread_index() % 32, t.kv, 0.0f), x[0]);                             \
+            add_gradient(to, READ_INDEX(n_, t.q + thread_index() % 32, t.kv, 0.0f), x[0], FLOAT_SUMS(symbol));         \
         } else if constexpr (kind == READ_DIAGONAL && LANE_KEYS) {                                                     \
             lane_diagonals share;                                                                                      \
             reduce_lane_diagonals(share, x);                                                                           \
             int lane = thread_index() % 32, kv = t.kv - lane, q = t.q + lane * 2 - 31;                                 \
             float two[2] = {share.x[0], share.x[1]};                                                                   \
             i64 at[2] = {READ_INDEX(n_, q, kv, 0.0f), READ_INDEX(n_, q + 1, kv, 0.0f)};                                \
-            add_diagonals(to, at, two);                                                                                \
+            add_diagonals(to, at, two, FLOAT_SUMS(symbol));                                                            \
         } else if constexpr (kind == READ_ROW) {                                                                       \
             reduce_rows<S_FRAGMENT / 2>(x);                                                                            \
             int row = thread_index() % 32 / 4 * (S_FRAGMENT / 16);                                                     \
-            _Pragma("unroll") for (int i = 0; i < S_FRAGMENT / 16; i++)                                                \
-                add_gradient(to, READ_INDEX(n_, t.q + (row + i) / 2 * 8 + (row + i) % 2, t.kv, 0.0f), x[i]);           \
+            _Pragma("unroll") for (int i = 0; i < S_FRAGMENT / 16; i++) add_gradient(                                  \
+                to, READ_INDEX(n_, t.q + (row + i) / 2 * 8 + (row + i) % 2, t.kv, 0.0f), x[i], FLOAT_SUMS(symbol));    \
         } else if constexpr (kind == READ_DIAGONAL) {                                                                  \
             auto share = reduce_diagonals(x);                                                                          \
             int lane = thread_index() % 32, kv = t.kv - lane / 4, q = t.q - lane % 4 * 2 + share.first;                \
             i64 at[share.GROUPS_LEFT];                                                                                 \
             _Pragma("unroll") for (int i = 0; i < share.GROUPS_LEFT; i++) at[i] = READ_INDEX(n_, q + i * 8, kv, 0.0f); \
-            add_diagonals(to, at, share.x);                                                                            \
+            add_diagonals(to, at, share.x, FLOAT_SUMS(symbol));                                                        \
         }                                                                                                              \
     }
 
@@ -324,7 +335,8 @@ __device__ __forceinline__ void add_capture_gradients(capture_sums<S_FRAGMENT> &
         u64 *sums = (u64 *)t.g.symbol_sums[symbol];                                                                    \
         if (sums && has_head_sum<n_>())                                                                                \
             for (int key = 0; key < HEAD_SUM_KEYS<n_>; key++)                                                          \
-                add_gradient(sums, READ_INDEX(n_, 0, t.kv + key * 8, 0.0f), head_sum<n_>(memory, key));                \
+                add_gradient(sums, READ_INDEX(n_, 0, t.kv + key * 8, 0.0f), head_sum<n_>(memory, key),                 \
+                             FLOAT_SUMS(symbol));                                                                      \
     }
 
 /* Adds the sums of a head's rows to global memory, after its last tile, and clears them. */

@@ -122,10 +122,11 @@ extern "C" __global__ void __launch_bounds__(CTA_THREADS) attune_sums(const __gr
     i64 element = (i64)blockIdx.x * CTA_THREADS + threadIdx.x;
     if (element >= s.elements)
         return;
-    double value = sum_value((const u64 *)s.sums + element * ATTUNE_CUDA_SUM_WORDS);
     int i = 0;
     for (; element >= s.to[i].elements; i++)
         element -= s.to[i].elements;
+    double value = s.to[i].is_float ? (double)((const float *)s.to[i].sums)[element]
+                                    : sum_value((const u64 *)s.to[i].sums + element * ATTUNE_CUDA_SUM_WORDS);
     i64 at = 0;
     for (int d = 3; d >= 0; d--) {
         i64 rest = element / s.to[i].size[d];

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "cuda/cuda.h"
 #include "cuda/family.h"
+#include "expr/print.h"
 #include "plan/family_cuda.h"
 
 #define DELTA_THREADS 256
@@ -15,6 +16,9 @@
 #define SINKS_THREADS 256
 #define DQ_THREADS    256
 #define L2_BYTES      (INT64_C(32) << 20)
+/* Elements of a capture from which on its gradients may be summed in float32. Pairs that add to few elements wait for
+ * each other, longer in float32 than in integers. */
+#define FLOAT_ELEMENTS 65536
 
 attune_status attune__cuda_backward_load(attune__cuda_program *program, const attune__program_desc *desc)
 {
@@ -22,6 +26,9 @@ attune_status attune__cuda_backward_load(attune__cuda_program *program, const at
     program->head_dim = desc->shape->head_dim;
     program->head_dim_v = desc->shape->head_dim_v;
     program->ordered = desc->choice->deterministic;
+    program->float_sums = program->family->float_sums && !program->ordered && program->score
+                              ? attune__ctext_pair_captures(program->score)
+                              : 0;
     ATTUNE__TRY(attune__cuda_function(device, program->delta.module, "attune_sums", &program->sums));
     ATTUNE__TRY(attune__cuda_function(device, program->delta.module, "attune_sinks", &program->sinks));
     return program->family->dq_name
@@ -29,18 +36,19 @@ attune_status attune__cuda_backward_load(attune__cuda_program *program, const at
                : ATTUNE_OK;
 }
 
-/* The capture gradients that the call requests, and where the sums of each begin. */
-static attune_cuda_sums sums_of(const attune__cuda_program *program, const attune__backward *call,
-                                attune__cu_pointer memory, unsigned long long begin[ATTUNE_CUDA_SYMBOLS])
+/* The capture gradients that the call requests, and in *b where the sums of each begin and which are float32, of the
+ * captures `floats`. They end at *memory. */
+static attune_cuda_sums sums_of(const attune__cuda_program *program, const attune__backward *call, uint32_t floats,
+                                attune__cu_pointer *memory, attune_cuda_backward *b)
 {
-    attune_cuda_sums sums = {.sums = memory};
+    attune_cuda_sums sums = {0};
     for (uint32_t i = 0; program->score && i < program->score->symbol_count; i++) {
         const attune_tensor *t = &call->d_captures[i];
-        begin[i] = 0;
         if (program->score->symbols[i].kind != ATTUNE_SYMBOL_CAPTURE || !t->buffer)
             continue;
-        begin[i] = memory + (unsigned long long)sums.elements * ATTUNE__CUDA_SUM_BYTES;
+        b->symbol_sums[i] = *memory;
         sums.to[sums.count].address = attune__cuda_pointer(t->buffer) + t->offset;
+        sums.to[sums.count].sums = *memory;
         sums.to[sums.count].elements = 1;
         for (uint32_t d = 0; d < ATTUNE_MAX_RANK; d++) {
             const bool present = d < t->rank;
@@ -48,7 +56,13 @@ static attune_cuda_sums sums_of(const attune__cuda_program *program, const attun
             sums.to[sums.count].stride[d] = present ? t->stride[d] : 0;
             sums.to[sums.count].elements *= present ? t->size[d] : 1;
         }
-        sums.elements += sums.to[sums.count++].elements;
+        const long long elements = sums.to[sums.count].elements;
+        const bool is_float = (floats >> i & 1) && elements >= FLOAT_ELEMENTS;
+        b->float_sums |= (unsigned)is_float << i;
+        sums.to[sums.count++].is_float = is_float;
+        sums.elements += elements;
+        *memory += is_float ? attune__round_up64((uint64_t)elements * sizeof(float), 8)
+                            : (uint64_t)elements * ATTUNE__CUDA_SUM_BYTES;
     }
     return sums;
 }
@@ -129,8 +143,8 @@ static attune_cuda_backward backward_of(const attune__cuda_program *program, con
         b.plane_counts = b.order_counts + (captures - 16 - b.order_counts) / 2;
         b.resident_heads = resident_heads(f);
     }
-    *sums = sums_of(program, call, captures, b.symbol_sums);
-    b.sum_words = (captures - b.sums) / 8 + (unsigned long long)sums->elements * ATTUNE_CUDA_SUM_WORDS;
+    *sums = sums_of(program, call, tail ? program->float_sums : 0, &captures, &b);
+    b.sum_words = (captures - b.sums) / 8;
     if (f->mask) {
         const attune_mask *mask = f->mask;
         const attune__cuda_mask *uploaded = (const attune__cuda_mask *)f->device_mask;

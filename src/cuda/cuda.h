@@ -144,6 +144,7 @@ typedef struct attune__cuda_program {
     const struct attune__cuda_family *family;
     uint32_t head_dim, head_dim_v;   /* backward */
     bool ordered;                    /* backward: ordered accumulation */
+    uint32_t float_sums;             /* backward: bits of the captures whose gradients are summed in float32 */
     attune__cu_function combine;     /* decode with more than one split */
     uint32_t packed_heads, split;    /* decode */
     attune__cu_function schedule;    /* serving, with parts of the keys */

@@ -49,5 +49,6 @@ const attune__cuda_family attune__cuda_family_sm100a = {
     .cluster = cluster,
     .items = items,
     .stores_o = true,
+    .float_sums = true,
     .divides_rows = true,
 };

@@ -51,4 +51,5 @@ const attune__cuda_family attune__cuda_family_sm90a = {
     .dq_ctas = dq_ctas,
     .cluster = cluster,
     .splits_tail = true,
+    .float_sums = true,
 };

@@ -86,6 +86,17 @@ static int sharing(const attune_expr *expr, const attune__node *read, const bool
                                     : ATTUNE__READ_ONE;
 }
 
+uint32_t attune__ctext_pair_captures(const attune_expr *expr)
+{
+    bool diagonal[ATTUNE_EXPR_MAX_NODES];
+    uint32_t captures = 0;
+    find_diagonal_nodes(expr, diagonal);
+    for (uint32_t n = 0; n < expr->node_count; n++)
+        if (expr->nodes[n].op == ATTUNE__OP_CAPTURE && sharing(expr, &expr->nodes[n], diagonal) == ATTUNE__READ_PAIR)
+            captures |= 1u << expr->nodes[n].value.i;
+    return captures;
+}
+
 void attune__ctext_gradient(const attune__gradient *gradient, attune__text *text)
 {
     const attune_expr *expr = gradient->expr;

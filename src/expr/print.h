@@ -81,6 +81,8 @@ void attune__ctext_soft_cap(const attune_expr *expr, const char *name, const cha
 #define ATTUNE__READ_PAIR     3
 #define ATTUNE__READ_DIAGONAL 4 /* like PAIR, but all pairs of the same q - kv read the same element */
 void attune__ctext_gradient(const attune__gradient *gradient, attune__text *text);
+/* Bits of the captures that are read with ATTUNE__READ_PAIR. */
+uint32_t attune__ctext_pair_captures(const attune_expr *expr);
 /* attune_score_slope in the near-zero form. */
 void attune__ctext_near_slope(const attune__gradient *gradient, const char *name, const attune__terms *terms,
                               attune__text *text);
