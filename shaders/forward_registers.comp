@@ -26,6 +26,12 @@ layout(local_size_x_id = ATTUNE_VULKAN_THREADS_ID) in;
 #include "block_lists.glsl"
 #include "fragments.glsl"
 
+/* Rows of K or V, whose groups of 16 bytes are counted from the head's first. */
+layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Groups
+{
+    uvec4 values[];
+};
+
 const uint FETCHED = FETCH * THREADS;
 const uint LEAD = AHEAD ? 1u : 0u;
 /* Groups of Q that an invocation has in flight. */
@@ -81,9 +87,9 @@ uvec2 address_sum(const in uvec2 a, const in uvec2 b)
 
 /*
  * Where the tiles of keys are: a ring in shared memory, of two groups for each tile, counted from 1. The first has the
- * addresses of its rows of K and V, the second its first row and kind. Half of the ring is filled at once, by as many
- * invocations, so that steps neither follow the list nor keep it and strides in registers. From kv_len on there is no
- * tile, and the first rows of all stand for its keys.
+ * addresses of its rows of K and V, which the aligned kernel does without, the second its first row and kind. Half of
+ * the ring is filled at once, by as many invocations, so that steps neither follow the list nor keep it and strides in
+ * registers. From kv_len on there is no tile, and the first rows of all stand for its keys.
  */
 struct Keys {
     uint kv0, kind;
@@ -131,10 +137,12 @@ void locate_keys(const in uint number)
         }
         kv0 = min(column * sizes.y + (number - 1u) % sizes.x * BLOCK_N, kv_len);
     }
-    uint from = kv0 < kv_len ? kv0 : 0u;
-    uvec4 rows = uvec4(address_step(planes.xy, from, strides.xy), address_step(planes.zw, from, strides.zw));
-    /* Without keys the arguments are what can be read. */
-    memory[RING + number % RING_TILES * 2u] = kv_len > 0u ? rows : uvec4(push.arguments, push.arguments);
+    if (!ALIGNED) {
+        uint from = kv0 < kv_len ? kv0 : 0u;
+        uvec4 rows = uvec4(address_step(planes.xy, from, strides.xy), address_step(planes.zw, from, strides.zw));
+        /* Without keys the arguments are what can be read. */
+        memory[RING + number % RING_TILES * 2u] = kv_len > 0u ? rows : uvec4(push.arguments, push.arguments);
+    }
     memory[RING + number % RING_TILES * 2u + 1u] = uvec4(kv0, kind, 0u, 0u);
 }
 
@@ -144,11 +152,29 @@ bool is_masked(const in Keys keys, const in uint kv_len)
     return (MASK && keys.kind != 0u) || keys.kv0 + BLOCK_N > kv_len;
 }
 
+/* A group of a row of the aligned kernel; 0 where the row has none. Numbers of 32 bits, since a sum of addresses is
+ * four instructions: the kernel is launched only if they reach all rows of a head (src/vulkan/launch.c). */
+uvec4 group_at(const in uvec2 head, const in uint row_groups, const in uint key, const in uint g, const in uint groups,
+               const in uint dim)
+{
+    const bool whole = 8u * groups == dim;
+    uvec4 group = Groups(head).values[key * row_groups + (whole ? g : min(g, dim / 8u - 1u))];
+    return whole || g < dim / 8u ? group : uvec4(0u);
+}
+
 /* Loads are begun a tile before their values are stored to shared memory, so that arithmetic hides their latency.
  * `offset`: of this invocation's first group from the tile's rows. No load has a condition: in place of a key from
- * kv_len on the tile's first row is read. A compiler that keeps no load's result where a branch ends waits there. */
-#define FETCH_ROWS(fetched, rows, kv, offset, stride, step, groups, dim)                                               \
-    if (aligned) {                                                                                                     \
+ * kv_len on the last one is read, or without ALIGNED the tile's first. A compiler that keeps no load's result where a
+ * branch ends waits there. */
+#define FETCH_ROWS(fetched, head, row_groups, rows, kv, offset, stride, step, groups, dim)                             \
+    if (ALIGNED) {                                                                                                     \
+        [[unroll]] for (uint f = 0u; f < FETCH; f++) {                                                                 \
+            const uint i = tid + f * THREADS;                                                                          \
+            uint n = THREADS % (groups) == 0u ? tid / (groups) + f * (THREADS / (groups)) : i / (groups);              \
+            uint g = THREADS % (groups) == 0u ? tid % (groups) : i % (groups);                                         \
+            fetched[f].low = group_at(head, row_groups, min((kv) + n, kv_len - 1u), g, groups, dim);                   \
+        }                                                                                                              \
+    } else if (aligned) {                                                                                              \
         if (THREADS % (groups) == 0u && FETCHED <= BLOCK_N * (groups) && 8u * (groups) == (dim)) {                     \
             uvec2 at = address_sum(rows, offset), by = step;                                                           \
             [[unroll]] for (uint f = 0u; f < FETCH; f++) {                                                             \
@@ -183,7 +209,7 @@ uvec4 finite_of(const in uvec4 group)
 
 /* Groups that FETCH does not cover, or that are not aligned, are loaded here. With `look` NaN and infinities are noted
  * and become 0. */
-#define STORE_ROWS(fetched, where, rows, kv, stride, groups, dim, row_stride, look)                                    \
+#define STORE_ROWS(fetched, where, head, row_groups, rows, kv, stride, groups, dim, row_stride, look)                  \
     {                                                                                                                  \
         if (aligned) {                                                                                                 \
             if (look) {                                                                                                \
@@ -208,8 +234,12 @@ uvec4 finite_of(const in uvec4 group)
         if (!aligned || FETCHED < BLOCK_N * (groups)) [[dont_unroll]]                                                  \
             for (uint i = tid + (aligned ? FETCHED : 0u); i < BLOCK_N * (groups); i += THREADS) {                      \
                 uint n = i / (groups), g = i % (groups);                                                               \
-                Group late = fetch(address_add(address_step(rows, n, stride), g * 16u), aligned,                       \
-                                   g < (dim) / 8u && (kv) + n < kv_len);                                               \
+                Group late;                                                                                            \
+                if (ALIGNED)                                                                                           \
+                    late.low = group_at(head, row_groups, min((kv) + n, kv_len - 1u), g, groups, dim);                 \
+                else                                                                                                   \
+                    late = fetch(address_add(address_step(rows, n, stride), g * 16u), aligned,                         \
+                                 g < (dim) / 8u && (kv) + n < kv_len);                                                 \
                 if ((look) && is_non_finite(late)) {                                                                   \
                     non_finite[0] = 1u;                                                                                \
                     late.low = finite_of(late.low);                                                                    \
@@ -217,14 +247,18 @@ uvec4 finite_of(const in uvec4 group)
                 memory[(where) + n * (row_stride) + g] = late.low;                                                     \
             }                                                                                                          \
     }
-#define FETCH_K FETCH_ROWS(fetched_k, k_rows, k_kv, k_offset, memory[STATE + 3u].xy, by.xy, K_GROUPS, HEAD_DIM)
-#define FETCH_V FETCH_ROWS(fetched_v, v_rows, v_kv, v_offset, memory[STATE + 3u].zw, by.zw, V_GROUPS, HEAD_DIM_V)
+#define FETCH_K                                                                                                        \
+    FETCH_ROWS(fetched_k, k_head, k_row_groups, k_rows, k_kv, k_offset, memory[STATE + 3u].xy, by.xy, K_GROUPS,        \
+               HEAD_DIM)
+#define FETCH_V                                                                                                        \
+    FETCH_ROWS(fetched_v, v_head, v_row_groups, v_rows, v_kv, v_offset, memory[STATE + 3u].zw, by.zw, V_GROUPS,        \
+               HEAD_DIM_V)
 #define STORE_K(where, number)                                                                                         \
-    STORE_ROWS(fetched_k, where, rows_of(number).xy, keys_of(number).kv0, memory[STATE + 3u].xy, K_GROUPS, HEAD_DIM,   \
-               K_STRIDE, false)
+    STORE_ROWS(fetched_k, where, k_head, k_row_groups, rows_of(number).xy, keys_of(number).kv0, memory[STATE + 3u].xy, \
+               K_GROUPS, HEAD_DIM, K_STRIDE, false)
 #define STORE_V(where, number)                                                                                         \
-    STORE_ROWS(fetched_v, where, rows_of(number).zw, keys_of(number).kv0, memory[STATE + 3u].zw, V_GROUPS, HEAD_DIM_V, \
-               V_STRIDE, is_masked(next, kv_len))
+    STORE_ROWS(fetched_v, where, v_head, v_row_groups, rows_of(number).zw, keys_of(number).kv0, memory[STATE + 3u].zw, \
+               V_GROUPS, HEAD_DIM_V, V_STRIDE, is_masked(next, kv_len))
 
 /* Stores what the step before has loaded, and begins the next loads. */
 #define MOVE_TILES(step)                                                                                               \
@@ -346,6 +380,9 @@ void main()
                        (ATTUNE_VULKAN_ALIGNED_Q | ATTUNE_VULKAN_ALIGNED_K | ATTUNE_VULKAN_ALIGNED_V),
          o_aligned = ALIGNED || (args.flags & ATTUNE_VULKAN_ALIGNED_O) != 0u;
     uint kv_len = args.kv_len;
+    /* The first row of the head's K and V, and groups from one row to the next. */
+    const uvec2 k_head = plane(args.k, coord.b, coord.kv_h), v_head = plane(args.v, coord.b, coord.kv_h);
+    const uint k_row_groups = args.k.stride_row.x / 16u, v_row_groups = args.v.stride_row.x / 16u;
     float factor = args.scale * (SCORE ? 1.0 : LOG2E);
 
     /* The rows whose elements this invocation has. */
@@ -530,15 +567,23 @@ void main()
             uvec4 rows = rows_of(number), strides = memory[STATE + 3u];
             [[dont_unroll]] for (uint i = tid; i < BLOCK_N * K_GROUPS; i += THREADS) {
                 uint n = i / K_GROUPS, g = i % K_GROUPS;
-                memory[n * K_STRIDE + g] = fetch(address_add(address_step(rows.xy, n, strides.xy), g * 16u), aligned,
-                                                 g < HEAD_DIM / 8u && now.kv0 + n < kv_len)
-                                               .low;
+                if (ALIGNED)
+                    memory[n * K_STRIDE + g] = group_at(k_head, k_row_groups, min(now.kv0 + n, kv_len - 1u), g,
+                                                        K_GROUPS, HEAD_DIM);
+                else
+                    memory[n * K_STRIDE + g] = fetch(address_add(address_step(rows.xy, n, strides.xy), g * 16u),
+                                                     aligned, g < HEAD_DIM / 8u && now.kv0 + n < kv_len)
+                                                   .low;
             }
             [[dont_unroll]] for (uint i = tid; i < BLOCK_N * V_GROUPS; i += THREADS) {
                 uint n = i / V_GROUPS, g = i % V_GROUPS;
-                uvec4 code = fetch(address_add(address_step(rows.zw, n, strides.zw), g * 16u), aligned,
-                                   g < HEAD_DIM_V / 8u && now.kv0 + n < kv_len)
-                                 .low;
+                uvec4 code;
+                if (ALIGNED)
+                    code = group_at(v_head, v_row_groups, min(now.kv0 + n, kv_len - 1u), g, V_GROUPS, HEAD_DIM_V);
+                else
+                    code = fetch(address_add(address_step(rows.zw, n, strides.zw), g * 16u), aligned,
+                                 g < HEAD_DIM_V / 8u && now.kv0 + n < kv_len)
+                               .low;
                 [[unroll]] for (uint w = 0u; w < 4u; w++)
                     code[w] = code_of(code[w] & 0xffffu) | code_of(code[w] >> 16) << 16;
                 memory[2u * SLOT + n * V_STRIDE + g] = code;

@@ -19,6 +19,9 @@ typedef struct attune__vulkan_family {
     /* The module of forward and decode. `words` NULL = it was not compiled into this library. */
     attune__vulkan_module (*forward)(const attune_limits *limits, attune_dtype dtype);
     attune__vulkan_module serving; /* over a cache, likewise */
+    /* Whether the kernel for aligned tensors reads keys and values by offsets of 32 bits from a head's first row, and
+     * the last key in place of one past it. */
+    bool near_keys;
     /* Writes the constants of the layout, by id. Returns why the tile has none, or NULL. flat: with as few unrolled
      * loops as possible. The function is NULL for kernels without a layout. */
     const char *(*set_forward)(const attune_limits *limits, const attune__program_desc *desc, bool flat,

@@ -114,6 +114,7 @@ const attune__vulkan_family attune__vulkan_family_coopmat = {
     .require = attune__vulkan_fragment_layout_require,
     .forward = forward,
     .set_forward = set_forward,
+    .near_keys = true,
     .backward = backward,
     .set_backward = set_backward,
     .most_steps = most_steps,

@@ -112,12 +112,27 @@ static attune_status prepare(run *r, bool decode)
     return ATTUNE_OK;
 }
 
+/* Whether the rows of each head lie in the 2 GiB after its first: then an offset in bytes is a positive number of 32
+ * bits, signed or not. */
+static bool is_near(const attune_vulkan_tensor *t, uint32_t rows, uint32_t row_bytes)
+{
+    const int64_t most = INT64_C(1) << 31;
+    return t->stride_row >= 0 && t->stride_row <= most && (int64_t)(rows - 1) * t->stride_row + row_bytes <= most;
+}
+
 static const attune__vulkan_pipeline *forward_pipeline(const run *r)
 {
+    const attune_vulkan_arguments *a = &r->arguments;
+    const attune__vulkan_program *program = r->program;
     const uint32_t all =
         ATTUNE_VULKAN_ALIGNED_Q | ATTUNE_VULKAN_ALIGNED_K | ATTUNE_VULKAN_ALIGNED_V | ATTUNE_VULKAN_ALIGNED_O;
-    return r->program->aligned.handle && (r->arguments.flags & all) == all ? &r->program->aligned
-                                                                           : &r->program->forward;
+    const uint32_t bytes = (uint32_t)attune_dtype_size(program->shape.k_dtype);
+    if (!program->aligned.handle || (a->flags & all) != all)
+        return &program->forward;
+    if (program->near_keys && (!a->kv_len || !is_near(&a->k, a->kv_len, program->shape.head_dim * bytes) ||
+                               !is_near(&a->v, a->kv_len, program->shape.head_dim_v * bytes)))
+        return &program->forward;
+    return &program->aligned;
 }
 
 void attune__vulkan_dispatch(const attune__vulkan_device *device, VkCommandBuffer commands,

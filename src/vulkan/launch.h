@@ -16,6 +16,7 @@ typedef struct attune__vulkan_program {
     const attune_expr *mask; /* of a plan over a cache, which calls evaluate; NULL = none */
     attune__vulkan_pipeline forward;
     attune__vulkan_pipeline aligned; /* for calls whose tensors are; handle VK_NULL_HANDLE: forward serves them */
+    bool near_keys;                  /* aligned is for calls with keys whose heads' rows are near (launch.c) */
     attune__vulkan_pipeline combine; /* handle VK_NULL_HANDLE: no splits */
     uint32_t most_steps;             /* tiles of keys of a workgroup that the driver allows; 0 = no bound */
     /* backward: forward and aligned give dQ, and gradients of captures */

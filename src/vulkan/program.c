@@ -106,6 +106,7 @@ static attune_status create(attune_device *device, const attune__program_desc *d
     made->score = desc->score;
     made->mask = mask;
     made->gradient = desc->gradient;
+    made->near_keys = family->near_keys;
     made->parts = attune__shaders_parts_make(desc->shape, &device->info.limits, desc->choice->block_m);
     if (attune__vulkan_of(device)->physical.driver == VK_DRIVER_ID_MESA_LLVMPIPE)
         bound_steps(family, &attune__vulkan_of(device)->physical.info.limits, desc, made);

@@ -102,9 +102,19 @@ static attune_buffer *filled(fixture *r, uint64_t size, const void *data)
     return buffer;
 }
 
-/* Queries of ones; o as floats. parts: SPLIT_KV, 0 = automatic. */
-static attune_status attend(fixture *r, const attune_problem *problem, uint32_t parts, const attune_mask *mask,
-                            attune_tensor k, attune_tensor v, float *o)
+static void skip_without_matrices(fixture *r, const char *kernel)
+{
+    attune_device_info info = {.struct_size = sizeof info};
+    cr_assert_eq(attune_device_info_get(r->device, &info), ATTUNE_OK);
+    if (kernel && !(info.limits.matrix & ATTUNE_MATRIX_COOPMAT)) {
+        fixture_close(r);
+        cr_skip_test("cooperative matrices");
+    }
+}
+
+/* Queries of ones; o as floats. parts: SPLIT_KV, 0 = automatic. kernel: its name, NULL = automatic. */
+static attune_status attend(fixture *r, const attune_problem *problem, uint32_t parts, const char *kernel,
+                            const attune_mask *mask, attune_tensor k, attune_tensor v, float *o)
 {
     const int64_t heads = problem->heads ? problem->heads : 1, batch = problem->batch ? problem->batch : 1;
     const size_t count = (size_t)(batch * heads * problem->q_len * DIM);
@@ -113,7 +123,8 @@ static attune_status attend(fixture *r, const attune_problem *problem, uint32_t 
     for (size_t i = 0; i < count; i++)
         ones[i] = attune__f16_from_f32(1);
     attune_plan *plan;
-    const attune_kernel_options options = {.struct_size = sizeof options, .any.split_kv = parts};
+    attune_kernel_options options = {.struct_size = sizeof options, .any.split_kv = parts};
+    snprintf(options.any.kernel, sizeof options.any.kernel, "%s", kernel ? kernel : "");
     cr_assert_eq(attune_plan_create(r->device, problem, &options, &plan), ATTUNE_OK, "%s", attune_last_error());
     const attune_tensor t = {.dtype = ATTUNE_F16, .rank = 4, .size = {batch, heads, problem->q_len, DIM}};
     attune_forward_args args = {.struct_size = sizeof args, .q = t, .k = k, .v = v, .o = t, .mask = mask};
@@ -171,10 +182,10 @@ static void run_past_the_binding(bool masked)
     }
     float o[3 * DIM];
     /* A driver that cannot read as many keys in one launch says so, and can in splits. */
-    attune_status status = attend(&r, &problem, 0, mask, kv[0], kv[1], o);
+    attune_status status = attend(&r, &problem, 0, NULL, mask, kv[0], kv[1], o);
     if (status == ATTUNE_UNSUPPORTED && !masked) {
         cr_expect(strstr(attune_last_error(), "SPLIT_KV"), "%s", attune_last_error());
-        status = attend(&r, &problem, 256, mask, kv[0], kv[1], o);
+        status = attend(&r, &problem, 256, NULL, mask, kv[0], kv[1], o);
     }
     cr_assert_eq(status, ATTUNE_OK, "%s", attune_last_error());
     for (int64_t i = 0; i < problem.q_len * DIM; i++) {
@@ -225,7 +236,7 @@ Test(vulkan_large, the_most_keys_of_a_workgroup)
         cr_assert_eq(attune_mask_upload(mask, r.device), ATTUNE_OK, "%s", attune_last_error());
         cr_assert_eq(attune_problem_set_mask(&problem, mask), ATTUNE_OK);
         float o[40 * DIM];
-        const attune_status status = attend(&r, &problem, 0, mask, kv[0], kv[1], o);
+        const attune_status status = attend(&r, &problem, 0, NULL, mask, kv[0], kv[1], o);
         for (int64_t i = 0; status == ATTUNE_OK && i < 40 * DIM; i++) {
             const double wanted = expected(0, SPECIAL, (double)(rows / 2 - SPECIAL), i % DIM);
             cr_assert_float_eq((double)o[i], wanted, TOLERANCE, "%lld keys, element %d: %g, not %g", (long long)rows,
@@ -245,9 +256,10 @@ Test(vulkan_large, the_most_keys_of_a_workgroup)
 
 /* Two real buffers that are more than 2^31 elements apart, as one tensor of the caller's: the stride between its
  * rows, heads or batches is their distance. No device here has to allocate the space between. */
-static void run_far(uint32_t dimension)
+static void run_far(uint32_t dimension, const char *kernel)
 {
     fixture r = fixture_open();
+    skip_without_matrices(&r, kernel);
     /* Each has a block of its own; what is between them is never touched. */
     const uint64_t extent = 80 * MIB, between = UINT64_C(1900) * MIB;
     attune__vulkan_buffer whole = {.base = {.device = r.device, .size = UINT64_MAX / 2}};
@@ -293,7 +305,7 @@ static void run_far(uint32_t dimension)
                                     .q_len = 40,
                                     .kv_len = rows};
     float o[2 * 40 * DIM];
-    cr_assert_eq(attend(&r, &problem, 0, NULL, k, v, o), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(attend(&r, &problem, 0, kernel, NULL, k, v, o), ATTUNE_OK, "%s", attune_last_error());
     for (int64_t i = 0; i < k.size[0] * k.size[1] * 40 * DIM; i++) {
         const int64_t part = i / (40 * DIM), d = i % DIM;
         double wanted;
@@ -312,17 +324,50 @@ static void run_far(uint32_t dimension)
 
 Test(vulkan_large, rows_far_apart)
 {
-    run_far(2);
+    run_far(2, NULL);
+}
+
+Test(vulkan_large, rows_far_apart_matrix)
+{
+    run_far(2, "vulkan_coopmat");
+}
+
+/* Two rows at the ends of one buffer, which the kernel on matrices still reads by offsets of 32 bits. */
+Test(vulkan_large, near_rows_matrix)
+{
+    fixture r = fixture_open();
+    skip_without_matrices(&r, "vulkan_coopmat");
+    const int64_t stride = (int64_t)(1900 * MIB / sizeof(half_row)) * DIM;
+    attune_tensor k = {
+        .dtype = ATTUNE_F16, .rank = 4, .size = {1, 1, 2, DIM}, .stride = {2 * stride, 2 * stride, stride, 1}};
+    k.buffer = buffer_or_skip(&r, 1900 * MIB + MIB);
+    attune_tensor v = k;
+    v.offset = MIB / 2;
+    for (int64_t i = 0; i < 2; i++) {
+        const half_row rows[2] = {key_row(i), value_row(i)};
+        const uint64_t at = (uint64_t)i * 1900 * MIB;
+        cr_assert_eq(attune_buffer_write(k.buffer, at, &rows[0], sizeof rows[0]), ATTUNE_OK, "%s", attune_last_error());
+        cr_assert_eq(attune_buffer_write(k.buffer, at + v.offset, &rows[1], sizeof rows[1]), ATTUNE_OK);
+    }
+    const attune_problem problem = {
+        .struct_size = sizeof problem, .dtype = ATTUNE_F16, .head_dim = DIM, .q_len = 40, .kv_len = 2};
+    float o[40 * DIM];
+    cr_assert_eq(attend(&r, &problem, 0, "vulkan_coopmat", NULL, k, v, o), ATTUNE_OK, "%s", attune_last_error());
+    for (int64_t i = 0; i < 40 * DIM; i++) {
+        const double wanted = expected(0, 2, 0, i % DIM);
+        cr_assert_float_eq((double)o[i], wanted, TOLERANCE, "element %d: %g, not %g", (int)i, (double)o[i], wanted);
+    }
+    fixture_close(&r);
 }
 
 Test(vulkan_large, heads_far_apart)
 {
-    run_far(1);
+    run_far(1, NULL);
 }
 
 Test(vulkan_large, batches_far_apart)
 {
-    run_far(0);
+    run_far(0, NULL);
 }
 
 /* d_sink of so many rows, each of which gives -1; false: the driver's bound on loops refuses them. */
