@@ -34,12 +34,17 @@ layout(buffer_reference, std430, buffer_reference_align = 16) readonly buffer Gr
 
 const uint FETCHED = FETCH * THREADS;
 const uint LEAD = AHEAD ? 1u : 0u;
-/* Groups of Q that an invocation has in flight. */
+/* Groups of Q that an invocation has in flight, and whether these are all that it has of a part. */
 const uint Q_LOADS = ALIGNED ? 8u : 1u;
+const bool Q_AT_ONCE = Q_ROWS * K_GROUPS <= Q_LOADS * THREADS;
 
 /* Whether a step stores tiles and begins loads after its products, or before: which is faster was measured
  * (docs/decisions/0074-vulkan-forward-schedule.md). */
 const bool STORE_LAST = AHEAD && ROW_TILES == 1u;
+
+/* Whether the scores of the next tile are computed beside the last products of a step, which leave the other units
+ * idle. */
+const bool SCORE_AHEAD = AHEAD && SCORE;
 
 /* Consecutive lanes that share their rows. */
 const uint SPAN = QUADS ? 4u : MATRIX_N;
@@ -87,19 +92,20 @@ uvec2 address_sum(const in uvec2 a, const in uvec2 b)
 
 /*
  * Where the tiles of keys are: a ring in shared memory, of two groups for each tile, counted from 1. The first has the
- * addresses of its rows of K and V, which the aligned kernel does without, the second its first row and kind. Half of
- * the ring is filled at once, by as many invocations, so that steps neither follow the list nor keep it and strides in
- * registers. From kv_len on there is no tile, and the first rows of all stand for its keys.
+ * addresses of its rows of K and V, the second its first row and kind. The aligned kernel has the second alone, of
+ * twice as many tiles. Half of the ring is filled at once, by as many invocations, so that steps neither follow the
+ * list nor keep it and strides in registers. From kv_len on there is no tile, and the first rows of all stand for its
+ * keys.
  */
 struct Keys {
     uint kv0, kind;
 };
 
-const uint RING_TILES = 32u;
+const uint RING_GROUPS = ALIGNED ? 1u : 2u, RING_TILES = 64u / RING_GROUPS;
 
 Keys keys_of(const in uint number)
 {
-    uvec4 entry = memory[RING + number % RING_TILES * 2u + 1u];
+    uvec4 entry = memory[RING + number % RING_TILES * RING_GROUPS + RING_GROUPS - 1u];
     return Keys(entry.x, entry.y);
 }
 
@@ -110,7 +116,7 @@ uvec4 rows_of(const in uint number)
 
 /* Behind the ring: the list's address, first block and end; tiles and keys of a block, and all keys; planes and strides
  * of K and V; the strides of as many rows as are loaded at once. */
-const uint STATE = RING + 2u * RING_TILES;
+const uint STATE = RING + RING_GROUPS * RING_TILES;
 
 void begin_keys(attune_vulkan_arguments args, const in TileCoord coord)
 {
@@ -143,7 +149,7 @@ void locate_keys(const in uint number)
         /* Without keys the arguments are what can be read. */
         memory[RING + number % RING_TILES * 2u] = kv_len > 0u ? rows : uvec4(push.arguments, push.arguments);
     }
-    memory[RING + number % RING_TILES * 2u + 1u] = uvec4(kv0, kind, 0u, 0u);
+    memory[RING + number % RING_TILES * RING_GROUPS + RING_GROUPS - 1u] = uvec4(kv0, kind, 0u, 0u);
 }
 
 /* Whether some pairs of a tile may be forbidden. */
@@ -247,17 +253,16 @@ uvec4 finite_of(const in uvec4 group)
                 memory[(where) + n * (row_stride) + g] = late.low;                                                     \
             }                                                                                                          \
     }
-#define FETCH_K                                                                                                        \
-    FETCH_ROWS(fetched_k, k_head, k_row_groups, k_rows, k_kv, k_offset, memory[STATE + 3u].xy, by.xy, K_GROUPS,        \
-               HEAD_DIM)
-#define FETCH_V                                                                                                        \
-    FETCH_ROWS(fetched_v, v_head, v_row_groups, v_rows, v_kv, v_offset, memory[STATE + 3u].zw, by.zw, V_GROUPS,        \
+#define FETCH_K(fetched)                                                                                               \
+    FETCH_ROWS(fetched, k_head, k_row_groups, k_rows, k_kv, k_offset, memory[STATE + 3u].xy, by.xy, K_GROUPS, HEAD_DIM)
+#define FETCH_V(fetched)                                                                                               \
+    FETCH_ROWS(fetched, v_head, v_row_groups, v_rows, v_kv, v_offset, memory[STATE + 3u].zw, by.zw, V_GROUPS,          \
                HEAD_DIM_V)
-#define STORE_K(where, number)                                                                                         \
-    STORE_ROWS(fetched_k, where, k_head, k_row_groups, rows_of(number).xy, keys_of(number).kv0, memory[STATE + 3u].xy, \
+#define STORE_K(fetched, where, number)                                                                                \
+    STORE_ROWS(fetched, where, k_head, k_row_groups, rows_of(number).xy, keys_of(number).kv0, memory[STATE + 3u].xy,   \
                K_GROUPS, HEAD_DIM, K_STRIDE, false)
-#define STORE_V(where, number)                                                                                         \
-    STORE_ROWS(fetched_v, where, v_head, v_row_groups, rows_of(number).zw, keys_of(number).kv0, memory[STATE + 3u].zw, \
+#define STORE_V(fetched, where, number)                                                                                \
+    STORE_ROWS(fetched, where, v_head, v_row_groups, rows_of(number).zw, keys_of(number).kv0, memory[STATE + 3u].zw,   \
                V_GROUPS, HEAD_DIM_V, V_STRIDE, is_masked(next, kv_len))
 
 /* Stores what the step before has loaded, and begins the next loads. */
@@ -272,10 +277,41 @@ uvec4 finite_of(const in uvec4 group)
         v_rows = rows_of(step + 2u).zw;                                                                                \
         v_kv = keys_of(step + 2u).kv0;                                                                                 \
         by = memory[STATE + 4u];                                                                                       \
-        STORE_K(SLOT - k_at, step + 1u + LEAD)                                                                         \
-        STORE_V(5u * SLOT - v_at, step + 1u)                                                                           \
-        FETCH_K                                                                                                        \
-        FETCH_V                                                                                                        \
+        STORE_K(fetched_k, SLOT - k_at, step + 1u + LEAD)                                                              \
+        STORE_V(fetched_v, 5u * SLOT - v_at, step + 1u)                                                                \
+        FETCH_K(fetched_k)                                                                                             \
+        FETCH_V(fetched_v)                                                                                             \
+    }
+
+/* Before the first step: the loads of one tile. */
+#define BEGIN_K(fetched, number)                                                                                       \
+    {                                                                                                                  \
+        k_rows = rows_of(number).xy;                                                                                   \
+        k_kv = keys_of(number).kv0;                                                                                    \
+        FETCH_K(fetched)                                                                                               \
+    }
+#define BEGIN_V(fetched, number)                                                                                       \
+    {                                                                                                                  \
+        v_rows = rows_of(number).zw;                                                                                   \
+        v_kv = keys_of(number).kv0;                                                                                    \
+        FETCH_V(fetched)                                                                                               \
+    }
+
+/* A part of Q, from its row `part` on and this invocation's group i0. In place of a row past the last that one is read;
+ * its results are not stored. */
+#define LOAD_Q(part, i0)                                                                                               \
+    [[unroll]] for (uint f = 0u; f < Q_LOADS; f++) {                                                                   \
+        uint i = (i0) + f * THREADS, r = min((part) + i / K_GROUPS, coord.rows - 1u), g = i % K_GROUPS;                \
+        uvec2 at = address_step(address_step(q_plane, head_of(r, coord.queries), q_stride_h),                          \
+                                coord.q0 + query_of(r, coord.queries), q_stride);                                      \
+        q8[f] = fetch(Q_TYPE, address_add(at, g * 8u * bytes_of(Q_TYPE)), aligned,                                     \
+                      8u * K_GROUPS == HEAD_DIM || g < HEAD_DIM / 8u);                                                 \
+    }
+#define STORE_Q(i0)                                                                                                    \
+    [[unroll]] for (uint f = 0u; f < Q_LOADS; f++) {                                                                   \
+        uint i = (i0) + f * THREADS;                                                                                   \
+        if (i < Q_ROWS * K_GROUPS)                                                                                     \
+            memory[i / K_GROUPS * K_STRIDE + i % K_GROUPS] = convert(Q_TYPE, q8[f], TYPE);                             \
     }
 
 /* S = Q K^T of the keys in shared memory. */
@@ -294,7 +330,7 @@ uvec4 finite_of(const in uvec4 group)
     }
 
 /* The scores of a tile, in place of its products. */
-#define SCORES(kv0)                                                                                                    \
+#define SCORES(s, kv0)                                                                                                 \
     [[unroll]] for (uint i = 0u; i < S_COUNT; i++)                                                                     \
         [[unroll]] for (uint e = 0u; e < LENGTH; e++) {                                                                \
             float x = s[i][e] * factor;                                                                                \
@@ -367,6 +403,25 @@ uint pack_pair(const in float x, const in float y)
     return pack(O_TYPE, x, y);
 }
 
+/* A row's LSE and row maximum, or the maximum and sum of its part. */
+void store_sums(attune_vulkan_arguments args, const in TileCoord coord, const in uint row, const in float top,
+                const in float row_max, const in float sum, const in float l)
+{
+    uint q_row = coord.q0 + query_of(row, coord.queries), h = coord.h0 + head_of(row, coord.queries);
+    if (args.splits > 1u) {
+        uint at = ((coord.b * args.heads + h) * args.q_len + q_row) * args.splits + coord.split;
+        uvec2 to = address_step(args.partials_ml, at, uvec2(8u, 0u));
+        OutWord(to).value = floatBitsToUint(row_max);
+        OutWord(address_add(to, 4u)).value = floatBitsToUint(sum * exp2((top - row_max) * TO_LOG2));
+    } else {
+        store_row(args.lse, coord.b, h, q_row, lse_bits(top, sum));
+        store_row(args.row_max, coord.b, h, q_row, row_max_bits(row_max, l));
+    }
+}
+
+/* Groups of four elements of O that an invocation reads together. */
+const uint O_LOADS = 4u;
+
 void main()
 {
     attune_vulkan_arguments args = attune_vulkan_arguments(push.arguments);
@@ -398,6 +453,11 @@ void main()
         l[i] = weight[i] = 0.0;
     }
 
+    /* 1, 2: the loads of Q and of the first tiles of K and V are in flight together, before Q passes through shared
+     * memory. */
+    Group q8[Q_LOADS];
+    if (Q_AT_ONCE)
+        LOAD_Q(0u, tid)
     if (tid == 0u) {
         non_finite[0] = 0u;
         begin_keys(args, coord);
@@ -406,32 +466,29 @@ void main()
     [[dont_unroll]] for (uint i = tid; i < RING_TILES; i += THREADS)
         locate_keys(i + 1u);
     barrier();
-    Group fetched_k[FETCH], fetched_v[FETCH];
-    uvec2 k_rows = rows_of(1u).xy, v_rows = rows_of(1u).zw;
-    uint k_kv = keys_of(1u).kv0, v_kv = k_kv;
+    Group first_k[FETCH], first_v[FETCH], second_k[FETCH], fetched_k[FETCH], fetched_v[FETCH];
+    uvec2 k_rows, v_rows;
+    uint k_kv, v_kv;
     uvec4 by = memory[STATE + 4u];
-    FETCH_K
-    FETCH_V
+    BEGIN_K(first_k, 1u)
+    BEGIN_V(first_v, 1u)
+    if (AHEAD)
+        BEGIN_K(second_k, 2u)
+    BEGIN_V(fetched_v, 2u)
+    BEGIN_K(fetched_k, 2u + LEAD)
 
-    /* 1: load Q, through shared memory in as many parts as that needs. In place of a row past the last that one is
-     * read; its results are not stored. */
+    /* 1: Q through shared memory, in as many parts as that needs */
     MATRIX_A held[HELD_COUNT];
     [[unroll]] for (uint part = 0u; part < BLOCK_M; part += Q_ROWS) {
-        [[dont_unroll]] for (uint i0 = tid; i0 < Q_ROWS * K_GROUPS; i0 += Q_LOADS * THREADS) {
-            Group q8[Q_LOADS];
-            [[unroll]] for (uint f = 0u; f < Q_LOADS; f++) {
-                uint i = i0 + f * THREADS, r = min(part + i / K_GROUPS, coord.rows - 1u), g = i % K_GROUPS;
-                uvec2 at = address_step(address_step(q_plane, head_of(r, coord.queries), q_stride_h),
-                                        coord.q0 + query_of(r, coord.queries), q_stride);
-                q8[f] = fetch(Q_TYPE, address_add(at, g * 8u * bytes_of(Q_TYPE)), aligned,
-                              8u * K_GROUPS == HEAD_DIM || g < HEAD_DIM / 8u);
+        if (Q_AT_ONCE) {
+            STORE_Q(tid)
+            if (part + Q_ROWS < BLOCK_M)
+                LOAD_Q(part + Q_ROWS, tid)
+        } else [[dont_unroll]]
+            for (uint i0 = tid; i0 < Q_ROWS * K_GROUPS; i0 += Q_LOADS * THREADS) {
+                LOAD_Q(part, i0)
+                STORE_Q(i0)
             }
-            [[unroll]] for (uint f = 0u; f < Q_LOADS; f++) {
-                uint i = i0 + f * THREADS;
-                if (i < Q_ROWS * K_GROUPS)
-                    memory[i / K_GROUPS * K_STRIDE + i % K_GROUPS] = convert(Q_TYPE, q8[f], TYPE);
-            }
-        }
         barrier();
         if (warp * ROWS / Q_ROWS == part / Q_ROWS) [[unroll]]
             for (uint i = 0u; i < HELD_COUNT; i++)
@@ -449,22 +506,18 @@ void main()
      * the other. */
     uint k_at = AHEAD ? SLOT : 0u, v_at = 2u * SLOT; /* of the K that a step multiplies, and of its V */
     Keys now, next = keys_of(1u);
-    STORE_K(0u, 1u)
-    STORE_V(v_at, 1u)
-    k_rows = rows_of(2u).xy, v_rows = rows_of(2u).zw;
-    k_kv = v_kv = keys_of(2u).kv0;
-    FETCH_K
-    FETCH_V
+    STORE_K(first_k, 0u, 1u)
+    STORE_V(first_v, v_at, 1u)
+    if (AHEAD)
+        STORE_K(second_k, k_at, 2u)
+    barrier();
     MATRIX_F32 s[S_COUNT];
     if (AHEAD) {
-        barrier();
         PRODUCT_S(s, 0u)
-        STORE_K(k_at, 2u)
-        k_rows = rows_of(3u).xy;
-        k_kv = keys_of(3u).kv0;
-        FETCH_K
+        if (SCORE_AHEAD)
+            SCORES(s, keys_of(1u).kv0)
+        barrier();
     }
-    barrier();
 
     [[dont_unroll]] for (uint step = 1u; next.kv0 < kv_len; step++) {
         now = next;
@@ -479,7 +532,8 @@ void main()
             PRODUCT_S(s, k_at)
 
         /* 4: score and mask */
-        SCORES(kv0)
+        if (!SCORE_AHEAD)
+            SCORES(s, kv0)
         if (masked) {
             FORBID(now)
             [[unroll]] for (uint i = 0u; i < S_COUNT; i++)
@@ -532,7 +586,9 @@ void main()
                 [[unroll]] for (uint e = 0u; e < LENGTH; e++)
                     o[i][e] *= alpha[i / O_TILES * ROW_COUNT + row_of(e)];
 
-        /* 6: O += P V */
+        /* 4, of the next tile, and 6: O += P V */
+        if (SCORE_AHEAD)
+            SCORES(next_s, keys_of(step + 1u).kv0)
         [[unroll]] for (uint n = 0u; n < S_TILES; n++)
             [[unroll]] for (uint t = 0u; t < O_TILES; t++) {
                 MATRIX_B b;
@@ -560,8 +616,10 @@ void main()
                 locate_keys(number);
             barrier();
             now = keys_of(number);
-            if (now.kv0 >= kv_len)
+            if (now.kv0 >= kv_len) {
+                barrier(); /* before O takes the ring's memory */
                 break;
+            }
             if (!is_masked(now, kv_len))
                 continue;
             uvec4 rows = rows_of(number), strides = memory[STATE + 3u];
@@ -590,7 +648,7 @@ void main()
             }
             barrier();
             PRODUCT_S(s, 0u)
-            SCORES(now.kv0)
+            SCORES(s, now.kv0)
             FORBID(now)
             MATRIX_A counts[S_COUNT];
             [[unroll]] for (uint i = 0u; i < S_COUNT; i++)
@@ -637,28 +695,16 @@ void main()
             float by = scale[i / O_TILES * ROW_COUNT + row_of(e)];
             o[i][e] = by == ZERO_ROW ? 0.0 : o[i][e] * by;
         }
-    barrier();
-    if (lane % SPAN == 0u) [[unroll]]
-        for (uint i = 0u; i < ALL_ROWS; i++)
-            memory[warp * ROWS + i / ROW_COUNT * MATRIX_M + row_at(i % ROW_COUNT, lane)] = floatBitsToUint(
-                vec4(top[i], row_max[i], sum[i], l[i]));
-    barrier();
-    [[dont_unroll]] for (uint row = tid; row < coord.rows; row += THREADS) {
-        uint q_row = coord.q0 + query_of(row, coord.queries), h = coord.h0 + head_of(row, coord.queries);
-        vec4 of_row = uintBitsToFloat(memory[row]);
-        if (split) {
-            uint at = ((coord.b * args.heads + h) * args.q_len + q_row) * args.splits + coord.split;
-            uvec2 to = address_step(args.partials_ml, at, uvec2(8u, 0u));
-            OutWord(to).value = floatBitsToUint(of_row.y);
-            OutWord(address_add(to, 4u)).value = floatBitsToUint(of_row.z * exp2((of_row.x - of_row.y) * TO_LOG2));
-        } else {
-            store_row(args.lse, coord.b, h, q_row, lse_bits(of_row.x, of_row.z));
-            store_row(args.row_max, coord.b, h, q_row, row_max_bits(of_row.y, of_row.w));
-        }
+    [[unroll]] for (uint i = 0u; i < ALL_ROWS; i++) {
+        uint row = warp * ROWS + i / ROW_COUNT * MATRIX_M + row_at(i % ROW_COUNT, lane);
+        if (lane % SPAN == 0u && row < coord.rows)
+            store_sums(args, coord, row, top[i], row_max[i], sum[i], l[i]);
     }
     const uvec2 o_plane = plane(args.o, coord.b, coord.h0), o_stride_h = args.o.stride_h, o_stride = args.o.stride_row;
+    /* Every subgroup has passed a barrier since it last read K or V. */
     [[dont_unroll]] for (uint t0 = 0u; t0 < O_TILES; t0 += O_CHUNK) {
-        barrier();
+        if (t0 != 0u)
+            barrier();
         [[unroll]] for (uint i = 0u; i < O_COUNT; i++) {
             uint r = i / O_TILES, t = i % O_TILES;
             if (t >= t0 && t < t0 + O_CHUNK)
@@ -667,23 +713,30 @@ void main()
         }
         barrier();
         const uint groups = O_CHUNK * MATRIX_N / 4u;
-        [[dont_unroll]] for (uint i = tid; i < BLOCK_M * groups; i += THREADS) {
-            uint r = i / groups, g = i % groups, column = t0 * MATRIX_N + 4u * g;
-            uint q_row = coord.q0 + query_of(r, coord.queries), h = coord.h0 + head_of(r, coord.queries);
-            if (r < coord.rows && column < HEAD_DIM_V) {
-                vec4 value = uintBitsToFloat(memory[r * O_STRIDE + g]);
-                if (split) {
-                    uint to = ((coord.b * args.heads + h) * args.q_len + q_row) * args.splits + coord.split;
-                    OutVec4(address_add(address_step(args.partials, to, uvec2(HEAD_DIM_V * 4u, 0u)), column * 4u))
-                        .value = value;
-                } else {
-                    uvec2 to = address_add(
-                        address_step(address_step(o_plane, head_of(r, coord.queries), o_stride_h), q_row, o_stride),
-                        column * bytes_of(O_TYPE));
-                    if (o_aligned && O_TYPE != F32)
-                        OutUvec2(to).value = uvec2(pack_pair(value.x, value.y), pack_pair(value.z, value.w));
-                    else
-                        store4(O_TYPE, to, o_aligned, value);
+        [[dont_unroll]] for (uint i0 = tid; i0 < BLOCK_M * groups; i0 += O_LOADS * THREADS) {
+            vec4 value[O_LOADS];
+            [[unroll]] for (uint f = 0u; f < O_LOADS; f++) {
+                uint i = min(i0 + f * THREADS, BLOCK_M * groups - 1u);
+                value[f] = uintBitsToFloat(memory[i / groups * O_STRIDE + i % groups]);
+            }
+            [[unroll]] for (uint f = 0u; f < O_LOADS; f++) {
+                uint i = i0 + f * THREADS, r = i / groups, column = t0 * MATRIX_N + 4u * (i % groups);
+                uint q_row = coord.q0 + query_of(r, coord.queries), h = coord.h0 + head_of(r, coord.queries);
+                if (r < coord.rows && column < HEAD_DIM_V) {
+                    if (split) {
+                        uint to = ((coord.b * args.heads + h) * args.q_len + q_row) * args.splits + coord.split;
+                        OutVec4(address_add(address_step(args.partials, to, uvec2(HEAD_DIM_V * 4u, 0u)), column * 4u))
+                            .value = value[f];
+                    } else {
+                        uvec2 to = address_add(
+                            address_step(address_step(o_plane, head_of(r, coord.queries), o_stride_h), q_row, o_stride),
+                            column * bytes_of(O_TYPE));
+                        if (o_aligned && O_TYPE != F32)
+                            OutUvec2(to).value = uvec2(pack_pair(value[f].x, value[f].y),
+                                                       pack_pair(value[f].z, value[f].w));
+                        else
+                            store4(O_TYPE, to, o_aligned, value[f]);
+                    }
                 }
             }
         }

@@ -143,6 +143,12 @@ float attune_mod_short_tanh(const in float x)
 {
     return fma(-2.0, 1.0 / (exp2(x * 2.88539008177792681) + 1.0), 1.0);
 }
+
+/* outer * tanh(x * inner / 2.885), likewise: a soft-cap, whose constants the emitted function has. */
+float attune_mod_short_cap(const in float x, const in float inner, const in float outer)
+{
+    return fma(-2.0 * outer, 1.0 / (exp2(x * inner) + 1.0), outer);
+}
 #endif
 
 /* The guard partial infinity out of the division. */
@@ -300,7 +306,7 @@ void attune_mod_keep(const in uvec2 mod)
     f += attune_mod_rsqrt(f) + attune_mod_tanh(f) + attune_mod_sigmoid(f) + attune_mod_sin(f) + attune_mod_cos(f);
     f += attune_mod_pow(f, f);
 #ifdef SHORT_FUNCTIONS
-    f += attune_mod_short_tanh(f);
+    f += attune_mod_short_tanh(f) + attune_mod_short_cap(f, f, f);
 #endif
     uvec3 a = attune_mod_at_1(mod, 2, i) + attune_mod_at_2(mod, 2, i, i) + attune_mod_at_3(mod, 2, i, i, i);
     a += attune_mod_at_4(mod, 2, i, i, i, i);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* IR as SPIR-V: one value for each node, straight-line, each float operation rounded on its own. */
+#include <math.h>
 #include <string.h>
 
 #include <spirv/unified1/spirv.h>
@@ -283,8 +284,52 @@ static uint32_t function(emitter *e, const attune__node *node, uint32_t a, uint3
                 (uint32_t[]){a, b}, node->op == ATTUNE__OP_POW ? 2 : 1);
 }
 
+/* The other operand of a product or quotient with a constant. Returns NULL, or the operand and the constant factor. */
+static const uint32_t *scaled(const attune_expr *expr, const attune__node *node, double *factor)
+{
+    const bool divides = node->op == ATTUNE__OP_DIV;
+    if (node->type != ATTUNE__FLOAT || (!divides && node->op != ATTUNE__OP_MUL))
+        return NULL;
+    for (int i = 1; i >= (divides ? 1 : 0); i--) {
+        const attune__node *other = &expr->nodes[node->arg[i]];
+        const double value = (double)other->value.f;
+        if (other->op == ATTUNE__OP_CONST && fabs(value) > 1e-20 && fabs(value) < 1e20) {
+            *factor = divides ? 1 / value : value;
+            return &node->arg[1 - i];
+        }
+    }
+    return NULL;
+}
+
+static uint32_t real(emitter *e, double value)
+{
+    const float rounded_value = (float)value;
+    uint32_t bits;
+    memcpy(&bits, &rounded_value, sizeof bits);
+    return constant(e, e->module->type_float, bits);
+}
+
+/* c * tanh(x / d) as one function; 0 = the node is no such product. */
+static uint32_t soft_cap(emitter *e, const attune__node *node)
+{
+    double outer, inner = 1;
+    if (!e->smooth || !e->module->helper[ATTUNE__HELPER_SHORT_CAP] || node->op != ATTUNE__OP_MUL)
+        return 0;
+    const uint32_t *cap = scaled(e->expr, node, &outer);
+    if (!cap || e->expr->nodes[*cap].op != ATTUNE__OP_TANH)
+        return 0;
+    const uint32_t *argument = &e->expr->nodes[*cap].arg[0];
+    const uint32_t *within = scaled(e->expr, &e->expr->nodes[*argument], &inner);
+    const uint32_t arguments[3] = {e->value[within ? *within : *argument], real(e, inner * 2.8853900817779268),
+                                   real(e, outer)};
+    return call(e, ATTUNE__HELPER_SHORT_CAP, e->module->type_float, arguments, 3);
+}
+
 static uint32_t emit_node(emitter *e, const attune__node *node)
 {
+    const uint32_t cap = soft_cap(e, node);
+    if (cap)
+        return cap;
     const attune__module *m = e->module;
     const uint32_t type = node->type == ATTUNE__BOOL  ? m->type_bool
                           : node->type == ATTUNE__INT ? m->type_int

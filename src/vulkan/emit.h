@@ -45,7 +45,8 @@ typedef enum attune__helper {
     ATTUNE__HELPER_ADD,
     ATTUNE__HELPER_BOUND,
     ATTUNE__HELPER_BOUND_SELECT,
-    ATTUNE__HELPER_SHORT_TANH, /* of kernels that round weights to 16 bits */
+    ATTUNE__HELPER_SHORT_TANH, /* the last two: of kernels that round weights to 16 bits */
+    ATTUNE__HELPER_SHORT_CAP,
     ATTUNE__HELPER_COUNT
 } attune__helper;
 

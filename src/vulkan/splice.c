@@ -159,7 +159,7 @@ static bool has_bounds(const splicer *s)
 /* Whether the module has who calls a helper. */
 static bool calls_helper(const splicer *s, uint32_t helper)
 {
-    if (helper == ATTUNE__HELPER_SHORT_TANH)
+    if (helper == ATTUNE__HELPER_SHORT_TANH || helper == ATTUNE__HELPER_SHORT_CAP)
         return false;
     return helper < ATTUNE__HELPER_SUM_1 || (helper < ATTUNE__HELPER_BOUND ? is_adding(s) : has_bounds(s));
 }
@@ -167,14 +167,16 @@ static bool calls_helper(const splicer *s, uint32_t helper)
 static attune_status find_functions(splicer *s)
 {
     static const char *const names[ATTUNE__HELPER_COUNT] = {
-        "attune_mod_word",         "attune_mod_idiv",       "attune_mod_imod",  "attune_mod_fmod", "attune_mod_abs",
-        "attune_mod_floor",        "attune_mod_ceil",       "attune_mod_exp",   "attune_mod_exp2", "attune_mod_log",
-        "attune_mod_log2",         "attune_mod_sqrt",       "attune_mod_rsqrt", "attune_mod_tanh", "attune_mod_sigmoid",
-        "attune_mod_sin",          "attune_mod_cos",        "attune_mod_pow",   "attune_mod_at_1", "attune_mod_at_2",
-        "attune_mod_at_3",         "attune_mod_at_4",       "attune_mod_i32",   "attune_mod_i64",  "attune_mod_u8",
-        "attune_mod_bool",         "attune_mod_f32",        "attune_mod_f16",   "attune_mod_bf16", "attune_mod_sum_1",
-        "attune_mod_sum_2",        "attune_mod_sum_3",      "attune_mod_sum_4", "attune_mod_add",  "attune_mod_bound",
-        "attune_mod_bound_select", "attune_mod_short_tanh",
+        "attune_mod_word",       "attune_mod_idiv",      "attune_mod_imod",    "attune_mod_fmod",
+        "attune_mod_abs",        "attune_mod_floor",     "attune_mod_ceil",    "attune_mod_exp",
+        "attune_mod_exp2",       "attune_mod_log",       "attune_mod_log2",    "attune_mod_sqrt",
+        "attune_mod_rsqrt",      "attune_mod_tanh",      "attune_mod_sigmoid", "attune_mod_sin",
+        "attune_mod_cos",        "attune_mod_pow",       "attune_mod_at_1",    "attune_mod_at_2",
+        "attune_mod_at_3",       "attune_mod_at_4",      "attune_mod_i32",     "attune_mod_i64",
+        "attune_mod_u8",         "attune_mod_bool",      "attune_mod_f32",     "attune_mod_f16",
+        "attune_mod_bf16",       "attune_mod_sum_1",     "attune_mod_sum_2",   "attune_mod_sum_3",
+        "attune_mod_sum_4",      "attune_mod_add",       "attune_mod_bound",   "attune_mod_bound_select",
+        "attune_mod_short_tanh", "attune_mod_short_cap",
     };
     static const char *const stubs[ATTUNE__STUB_COUNT] = {"attune_score",   "attune_mask",      "attune_mask_bounds",
                                                           "attune_d_score", "attune_d_uniform", "attune_d_uniform_add",
