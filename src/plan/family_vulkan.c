@@ -326,8 +326,6 @@ static const char *coopmat_reject_automatic(const attune__search *search)
         return "the driver runs on the CPU, where matrices are slow";
     if (search->limits->fragment_layout != ATTUNE_FRAGMENT_QUADS)
         return "its matrices lie in the lanes in a way that is not known, and then it is not faster: by name alone";
-    if (search->shape->k_dtype == ATTUNE_BF16)
-        return "with bf16 it is not the default: by name alone";
     return search->pass == ATTUNE__PASS_DECODE ? "in decode it is not measured: by name alone" : NULL;
 }
 

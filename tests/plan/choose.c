@@ -21,7 +21,7 @@ Test(choose, each_device_gets_its_fastest_kernel)
         {"h200", ATTUNE_F32, "cuda_sm80"},
         {"b200", ATTUNE_BF16, "cuda_sm80"},
         {"h200-vulkan", ATTUNE_F16, "vulkan_coopmat"},
-        {"h200-vulkan", ATTUNE_BF16, "vulkan_subgroup"},
+        {"h200-vulkan", ATTUNE_BF16, "vulkan_coopmat"},
         {"h200-vulkan", ATTUNE_F32, "vulkan_subgroup"},
         {"rdna3", ATTUNE_F16, "vulkan_subgroup"},
         {"lavapipe", ATTUNE_F16, "vulkan_lanes"},
@@ -578,8 +578,8 @@ Test(choose, matrices_whose_fragment_layout_is_known)
         int64_t q_len;
         uint32_t fragment_layout;
         const char *why;
-    } table[] = {{ATTUNE_BF16, 2048, 1, "vulkan_coopmat: with bf16 it is not the default"},
-                 {ATTUNE_BF16, 2048, 0, "then it multiplies f16 alone"},
+    } table[] = {{ATTUNE_BF16, 2048, 0, "then it multiplies f16 alone"},
+                 {ATTUNE_BF16, 8, 1, "in decode it is not measured"},
                  {ATTUNE_F32, 2048, 1, "vulkan_coopmat: no f32 kernel"},
                  {ATTUNE_F16, 2048, 0, "not known, and then it is not faster"},
                  {ATTUNE_F16, 8, 1, "in decode it is not measured"}};
@@ -693,8 +693,7 @@ Test(choose, mixed_types)
         {"h200", ATTUNE_F32, ATTUNE_F16, ATTUNE_F32, ATTUNE_BACKWARD, "{}", NULL,
          "cuda_sm80 cannot run this backward problem: it has one dtype for q, k, v and o"},
         {"h200-vulkan", ATTUNE_F32, ATTUNE_F16, ATTUNE_F32, ATTUNE_FORWARD, "{}", "vulkan_coopmat", "k and v f16"},
-        {"h200-vulkan", ATTUNE_F32, ATTUNE_BF16, ATTUNE_F32, ATTUNE_FORWARD, "{}", "vulkan_subgroup",
-         "vulkan_coopmat: with bf16 it is not the default"},
+        {"h200-vulkan", ATTUNE_F32, ATTUNE_BF16, ATTUNE_F32, ATTUNE_FORWARD, "{}", "vulkan_coopmat", "k and v bf16"},
         {"h200-vulkan", ATTUNE_F32, ATTUNE_BF16, ATTUNE_F32, ATTUNE_FORWARD, "{\"KERNEL\": \"vulkan_coopmat\"}",
          "vulkan_coopmat", "k and v bf16"},
         {"lavapipe", ATTUNE_F16, ATTUNE_F16, ATTUNE_F32, ATTUNE_FORWARD, "{}", "vulkan_lanes", "o f32"},
