@@ -167,7 +167,7 @@ def peak(peer, shape):
     most, lists = torch.cuda.max_memory_allocated(device) - left, 0
     if peer.startswith('torch-attune'):
         from attune.torch import _operator
-        lists = max(mask.stats().bytes for mask, _ in _operator.masks._values.values())
+        lists = max(kept.mask.stats().bytes for kept in _operator.masks._values.values())
     begin = time.perf_counter()
     while time.perf_counter() - begin < options.warmup_time:
         step()

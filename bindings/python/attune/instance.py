@@ -116,6 +116,21 @@ class Queue(Handle):
         self._own(handle, lib.attune_cuda_queue_destroy)
 
 
+#: Where Memory begins: a multiple of every alignment.
+ORIGIN = 256
+
+
+class Memory(Handle):
+    """A buffer of all addresses from ORIGIN on. It owns nothing and costs nothing: a call touches only the bytes that its tensors
+    describe, which belong to arrays that the call's caller holds. No array therefore needs a buffer of its own."""
+
+    def __init__(self, device: Device) -> None:
+        handle = ctypes.c_void_p()
+        wrap = lib.attune_cuda_buffer_wrap if device.backend == "cuda" else lib.attune_buffer_wrap
+        check(wrap(device._handle, ORIGIN, 1 << 63, ctypes.byref(handle)))
+        self._own(handle, lib.attune_buffer_destroy)
+
+
 class Device(Handle):
     """attune_device: "cpu", "cuda:0", "vulkan:0". "cuda:0@a6000" has the limits of another device's profile."""
 
@@ -129,6 +144,15 @@ class Device(Handle):
         self.info = DeviceInfo._of(info)
         self.backend = self.info.backend
         self._queues: dict[int, Queue] = {}
+        self._memory: Memory | None = None
+
+    @property
+    def memory(self) -> int:
+        """The buffer of all addresses, which a tensor's offset counts from ORIGIN in."""
+        if self._memory is None:
+            with _lock:
+                self._memory = self._memory or Memory(self)
+        return self._memory._handle
 
     def __repr__(self) -> str:
         return f"<attune.Device {self.info.id}: {self.info.name}>"
@@ -143,7 +167,7 @@ class Device(Handle):
             return int(lib.attune_device_queue(self._handle))
         stream = stream or 1  # CU_STREAM_LEGACY
         if stream not in self._queues:
-            self._queues[stream] = Queue(self, stream)
+            self._queues.setdefault(stream, Queue(self, stream))
         return self._queues[stream]._handle
 
     def measure(self, dtype: str) -> tuple[float, float]:

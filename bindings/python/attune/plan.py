@@ -10,7 +10,7 @@ from . import _abi
 from ._array import DLPACK_CPU, DLPACK_CUDA, View, dtype_of, empty_like, fill, view
 from ._library import Handle, InvalidArgument, check, field_names, lib, struct, table, text
 from .expr import Expr, Number, parameter_table
-from .instance import Device
+from .instance import ORIGIN, Device
 from .mask import Mask
 
 Options = Mapping[str, Any]
@@ -112,54 +112,57 @@ def _format(name: str) -> int:
     return _TEXTS[name]
 
 
-class Buffers:
-    """Buffers around memory of the caller, which are released with the call."""
+def on_device(device: Device, source: View) -> None:
+    """Fails unless the device reads the view in place."""
+    wanted = DLPACK_CUDA if device.backend == "cuda" else DLPACK_CPU
+    if source.device[0] != wanted and not (wanted == DLPACK_CPU and source.device[0] in (3, 13)):
+        raise InvalidArgument(f"an array is not in memory that {device.info.id} reads in place (DLPack's device type "
+                              f"{source.device[0]}; {wanted} is)")
+
+
+def tensor(device: Device, source: View) -> _abi.attune_tensor:
+    """attune_tensor of a view, which the caller holds until the call is done. A view without elements has no buffer."""
+    on_device(device, source)
+    made = _abi.attune_tensor(dtype=source.dtype)
+    fill(made, source.shape, source.strides)
+    if 0 not in source.shape:
+        made.buffer, made.offset = device.memory, source.address - ORIGIN
+    return made
+
+
+def capture_table(device: Device, views: Mapping[str, View]) -> Any:
+    """attune_capture of views."""
+    return table(_abi.attune_capture, [(name.encode(), tensor(device, v)) for name, v in views.items()])
+
+
+class Workspace:
+    """A buffer of workspace, which is released with the call, and the arrays that it may lie in."""
 
     def __init__(self, device: Device) -> None:
         self.device = device
         self.handles: list[ctypes.c_void_p] = []
-        self.owners: list[object] = []
 
-    def __enter__(self) -> Buffers:
+    def __enter__(self) -> Workspace:
         return self
 
     def __exit__(self, *error: object) -> None:
         for handle in self.handles:
             lib.attune_buffer_destroy(handle)
 
-    def wrap(self, begin: int, size: int, owner: object) -> ctypes.c_void_p:
-        """attune_buffer_wrap or attune_cuda_buffer_wrap of memory that the owner keeps there."""
-        self.owners.append(owner)
+    def create(self, size: int) -> int | None:
+        """A new buffer."""
         handle = ctypes.c_void_p()
-        if self.device.backend == "cuda":
-            check(lib.attune_cuda_buffer_wrap(self.device._handle, begin, size, ctypes.byref(handle)))
-        else:
-            check(lib.attune_buffer_wrap(self.device._handle, begin, size, ctypes.byref(handle)))
+        check(lib.attune_buffer_create(self.device._handle, size, ctypes.byref(handle)))
         self.handles.append(handle)
-        return handle
+        return handle.value
 
-    def on_device(self, source: View) -> int:
-        """DLPack's number of the device, which must read the view in place."""
-        wanted = DLPACK_CUDA if self.device.backend == "cuda" else DLPACK_CPU
-        if source.device[0] != wanted and not (wanted == DLPACK_CPU and source.device[0] in (3, 13)):
-            raise InvalidArgument(f"an array is not in memory that {self.device.info.id} reads in place (DLPack's device type "
-                                  f"{source.device[0]}; {wanted} is)")
-        return wanted
-
-    def tensor(self, source: View) -> _abi.attune_tensor:
-        """attune_tensor of a view."""
-        wanted = self.on_device(source)
-        begin, end = source.extent()
-        aligned = begin & ~15 if wanted == DLPACK_CUDA else begin
-        made = _abi.attune_tensor(dtype=source.dtype, offset=source.address - aligned)
-        fill(made, source.shape, source.strides)
-        if end > begin:
-            made.buffer = self.wrap(aligned, end - aligned, source).value
-        return made
-
-    def captures(self, views: Mapping[str, View]) -> Any:
-        """attune_capture of views."""
-        return table(_abi.attune_capture, [(name.encode(), self.tensor(v)) for name, v in views.items()])
+    def wrap(self, begin: int, size: int) -> int | None:
+        """A buffer of an array's bytes: workspace may begin there, whatever the address."""
+        handle = ctypes.c_void_p()
+        wrap = lib.attune_cuda_buffer_wrap if self.device.backend == "cuda" else lib.attune_buffer_wrap
+        check(wrap(self.device._handle, begin, size, ctypes.byref(handle)))
+        self.handles.append(handle)
+        return handle.value
 
 
 @dataclass(frozen=True)
@@ -293,8 +296,8 @@ class Plan(Handle):
             if x is not None:
                 views[name] = view(x, write=True, stream=stream)
         served = (self._stored(cache, stream), _views(batch, stream)) if cache and batch else None
-        self.forward_views(queue, views, mask, {name: view(x, stream=stream) for name, x in (captures or {}).items()},
-                           parameters or {}, self._workspace(workspace, stream), served, schedule)
+        self._forward(queue, views, mask, {name: view(x, stream=stream) for name, x in (captures or {}).items()},
+                      parameters or {}, self._lent(workspace, stream), served, schedule)
         return Forward(o, lse, row_max)
 
     def schedule(self, q: Any, *, cache: Cache, batch: Batch, captures: Mapping[str, Any] | None = None,
@@ -312,9 +315,9 @@ class Plan(Handle):
         views = {"q": source} | ({"sinks": view(sinks, stream=stream)} if sinks is not None else {})
         o = self._output(True if o is None else o, q, (*source.shape[:-1], width), self.problem.o_dtype or self.problem.dtype)
         views["o"] = view(o, write=True, stream=stream)
-        self.forward_views(self._queue(stream), views, None, {name: view(x, stream=stream) for name, x in (captures or {}).items()},
-                           parameters or {}, self._workspace(workspace, stream), (self._stored(cache, stream), _views(batch, stream)),
-                           made, lib.attune_schedule)
+        self._forward(self._queue(stream), views, None, {name: view(x, stream=stream) for name, x in (captures or {}).items()},
+                      parameters or {}, self._lent(workspace, stream), (self._stored(cache, stream), _views(batch, stream)), made,
+                      lib.attune_schedule)
         return made
 
     def _stored(self, cache: Cache, stream: int | None, write: Sequence[str] = ()) -> dict[str, View]:
@@ -338,14 +341,13 @@ class Plan(Handle):
         if q_out is not None:
             views["q_out"] = view(q_out, write=True, stream=stream)
         stored = self._stored(cache, stream, ("k", "v", "k_scale", "v_scale"))
-        with Buffers(self.device) as buffers:
-            pool = struct(_abi.attune_cache, **{name: buffers.tensor(x) for name, x in stored.items()})
-            args = struct(_abi.attune_append_args, cache=ctypes.pointer(pool), rotary_first=rotary_first, interleaved=interleaved,
-                          norm_epsilon=norm_epsilon, **{name: buffers.tensor(x) for name, x in views.items()})
-            if batch is not None:
-                sequences = struct(_abi.attune_batch, **{name: buffers.tensor(x) for name, x in _views(batch, stream).items()})
-                args.batch = ctypes.pointer(sequences)
-            check(lib.attune_append(self._handle, queue, ctypes.byref(args), None))
+        pool = struct(_abi.attune_cache, **self._tensors(stored))
+        args = struct(_abi.attune_append_args, cache=ctypes.pointer(pool), rotary_first=rotary_first, interleaved=interleaved,
+                      norm_epsilon=norm_epsilon, **self._tensors(views))
+        lengths = _views(batch, stream) if batch is not None else {}
+        if batch is not None:
+            args.batch = ctypes.pointer(struct(_abi.attune_batch, **self._tensors(lengths)))
+        check(lib.attune_append(self._handle, queue, ctypes.byref(args), None))
 
     def backward(self, q: Any, k: Any, v: Any, o: Any, lse: Any, d_o: Any, *, d_lse: Any = None, d_q: Any = None, d_k: Any = None,
                  d_v: Any = None, mask: Mask | None = None, captures: Mapping[str, Any] | None = None,
@@ -372,9 +374,9 @@ class Plan(Handle):
             d_sinks = self._output(d_sinks, q, views["sinks"].shape, lib.attune_dtype_string(views["sinks"].dtype).decode())
         if d_sinks is not None:
             views["d_sinks"] = view(d_sinks, write=True, stream=stream)
-        self.backward_views(queue, views, mask, {name: view(x, stream=stream) for name, x in (captures or {}).items()},
-                            {name: view(x, write=True, stream=stream) for name, x in gradients.items()}, parameters or {},
-                            self._workspace(workspace, stream))
+        self._backward(queue, views, mask, {name: view(x, stream=stream) for name, x in (captures or {}).items()},
+                       {name: view(x, write=True, stream=stream) for name, x in gradients.items()}, parameters or {},
+                       self._lent(workspace, stream))
         return Backward(outputs["d_q"], outputs["d_k"], outputs["d_v"], gradients, d_sinks)
 
     def _queue(self, stream: int | None) -> int:
@@ -388,25 +390,24 @@ class Plan(Handle):
             return empty_like(like, shape, dtype_of(dtype))
         return None if wanted is None or wanted is False else wanted
 
-    def _workspace(self, lent: Any = None, stream: int | None = None) -> Callable[[Buffers], int | None]:
+    def _tensors(self, views: Mapping[str, View]) -> dict[str, _abi.attune_tensor]:
+        return {name: tensor(self.device, x) for name, x in views.items()}
+
+    @staticmethod
+    def _lent(workspace: Any, stream: int | None) -> View | None:
+        return None if workspace is None else view(workspace, write=True, stream=stream)
+
+    def _workspace(self, memory: Workspace, lent: View | None) -> int | None:
         """Workspace that is lent, or of this call alone."""
-
-        def make(buffers: Buffers) -> int | None:
-            if not self.workspace_size:
-                return None
-            if lent is not None:
-                memory = view(lent, write=True, stream=stream)
-                begin, end = memory.extent()
-                if memory.dtype != _abi.ATTUNE_U8 or len(memory.shape) != 1 or memory.strides != (1,):
-                    raise InvalidArgument("a workspace is a contiguous array of bytes (u8) of one dimension")
-                buffers.on_device(memory)
-                return buffers.wrap(begin, end - begin, memory).value
-            handle = ctypes.c_void_p()
-            check(lib.attune_buffer_create(self.device._handle, self.workspace_size, ctypes.byref(handle)))
-            buffers.handles.append(handle)
-            return handle.value
-
-        return make
+        if not self.workspace_size:
+            return None
+        if lent is None:
+            return memory.create(self.workspace_size)
+        begin, end = lent.extent()
+        if lent.dtype != _abi.ATTUNE_U8 or len(lent.shape) != 1 or lent.strides != (1,):
+            raise InvalidArgument("a workspace is a contiguous array of bytes (u8) of one dimension")
+        on_device(self.device, lent)
+        return memory.wrap(begin, end - begin)
 
     def _upload(self, mask: Mask | None) -> None:
         """Checks what a call gives as its mask, since an expression is easily taken for one."""
@@ -415,33 +416,29 @@ class Plan(Handle):
         if mask is not None:
             mask.upload(self.device)
 
-    def forward_views(self, queue: int, views: Mapping[str, View], mask: Mask | None, captures: Mapping[str, View],
-                      parameters: Mapping[str, Number], workspace: Callable[[Buffers], int | None],
-                      served: tuple[Mapping[str, View], Mapping[str, View]] | None = None, schedule: Schedule | None = None,
-                      call: Any = lib.attune_forward) -> None:
-        """forward on views, with workspace from a function: for bindings of other libraries. served: of a cache and a batch. call:
-        another function with the same arguments."""
+    def _forward(self, queue: int, views: Mapping[str, View], mask: Mask | None, captures: Mapping[str, View],
+                 parameters: Mapping[str, Number], workspace: View | None, served: tuple[Mapping[str, View], Mapping[str, View]] | None = None,
+                 schedule: Schedule | None = None, call: Any = lib.attune_forward) -> None:
+        """forward on views. served: of a cache and a batch. call: another function with the same arguments."""
         self._upload(mask)
-        with Buffers(self.device) as buffers:
-            read, numbers = buffers.captures(captures), parameter_table(parameters)
+        with Workspace(self.device) as memory:
+            read, numbers = capture_table(self.device, captures), parameter_table(parameters)
             args = struct(_abi.attune_forward_args, mask=mask._handle if mask else None, captures=read, capture_count=len(read),
-                          parameters=numbers, parameter_count=len(numbers), workspace=workspace(buffers),
-                          schedule=schedule._handle if schedule else None, **{name: buffers.tensor(x) for name, x in views.items()})
+                          parameters=numbers, parameter_count=len(numbers), workspace=self._workspace(memory, workspace),
+                          schedule=schedule._handle if schedule else None, **self._tensors(views))
             if served is not None:
-                cache, batch = ({name: buffers.tensor(x) for name, x in part.items()} for part in served)
-                pool, sequences = struct(_abi.attune_cache, **cache), struct(_abi.attune_batch, **batch)
+                pool, sequences = struct(_abi.attune_cache, **self._tensors(served[0])), struct(_abi.attune_batch, **self._tensors(served[1]))
                 args.cache, args.batch = ctypes.pointer(pool), ctypes.pointer(sequences)
             check(call(self._handle, queue, ctypes.byref(args), None))
 
-    def backward_views(self, queue: int, views: Mapping[str, View], mask: Mask | None, captures: Mapping[str, View],
-                       gradients: Mapping[str, View], parameters: Mapping[str, Number],
-                       workspace: Callable[[Buffers], int | None]) -> None:
-        """backward on views, as forward_views."""
+    def _backward(self, queue: int, views: Mapping[str, View], mask: Mask | None, captures: Mapping[str, View],
+                  gradients: Mapping[str, View], parameters: Mapping[str, Number], workspace: View | None) -> None:
+        """backward on views."""
         self._upload(mask)
-        with Buffers(self.device) as buffers:
-            read, wanted, numbers = buffers.captures(captures), buffers.captures(gradients), parameter_table(parameters)
+        with Workspace(self.device) as memory:
+            read, wanted = capture_table(self.device, captures), capture_table(self.device, gradients)
+            numbers = parameter_table(parameters)
             args = struct(_abi.attune_backward_args, mask=mask._handle if mask else None, captures=read, capture_count=len(read),
                           capture_gradients=wanted, capture_gradient_count=len(wanted), parameters=numbers,
-                          parameter_count=len(numbers), workspace=workspace(buffers),
-                          **{name: buffers.tensor(x) for name, x in views.items()})
+                          parameter_count=len(numbers), workspace=self._workspace(memory, workspace), **self._tensors(views))
             check(lib.attune_backward(self._handle, queue, ctypes.byref(args), None))

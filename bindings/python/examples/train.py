@@ -209,7 +209,7 @@ def train(run, engine, options):
         times.append(time.perf_counter() - begin)
         losses.append(loss.detach())
     peak = torch.cuda.max_memory_allocated() if cuda else 0
-    outside = sum(mask.stats().bytes for mask, _ in at._operator.masks._values.values()) if engine == "attune" else 0
+    outside = sum(kept.mask.stats().bytes for kept in at._operator.masks._values.values()) if engine == "attune" else 0
     return [loss.item() for loss in losses], times, peak, outside
 
 

@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: MIT
 """attune.torch on the CPU, and on CUDA where there is a GPU."""
+import concurrent.futures
 import json
 import math
 import subprocess
 import sys
+import weakref
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import attune  # noqa: E402
 import attune.torch as at  # noqa: E402
-from attune.torch import _operator  # noqa: E402
+from attune.torch import _calls, _operator  # noqa: E402
 
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
 
@@ -211,6 +214,74 @@ def test_mask_cache(device):
     assert "<svg" in mask._repr_html_()
 
 
+def test_contents_of_a_mask_are_compared():
+    """Whoever writes to a capture on the CPU, and whether it was the last one that was used or not."""
+    at.clear()
+    q, doc = normal(1, 2, 60, 16, grad=False), torch.zeros(60, dtype=torch.int32)
+    for end in (60, 20, 20, 40, 60, 40):
+        doc.numpy()[:] = np.arange(60) >= end
+        near(at.attention(q, q, q, "doc[q] == doc[kv]", captures={"doc": doc}),
+             reference(q, q, q, lambda b, h, i, j: doc[i] == doc[j])[0])
+    assert len(_operator.masks) == 3
+    strided = torch.zeros(60, 2, dtype=torch.int32)
+    strided[:30, 0] = 1
+    near(at.attention(q, q, q, "doc[q] == doc[kv]", captures={"doc": strided[:, 0]}),
+         reference(q, q, q, lambda b, h, i, j: strided[i, 0] == strided[j, 0])[0])
+
+
+def test_parameters(device):
+    """New values of parameters, of the score and of the mask."""
+    q = normal(1, 2, 40, 16, device=device, grad=False)
+    for c, n in ((2.0, 30), (3.0, 30), (3.0, 20), (2.0, 30)):
+        near(at.attention(q, q, q, "kv < n", "score * c", parameters={"c": c, "n": n}),
+             reference(q, q, q, lambda b, h, i, j: j < n, lambda s, *_: s * c)[0])
+
+
+def test_other_layouts_in_backward(device):
+    """The backward pass may get tensors that lie otherwise than the forward pass's: hooks of saved tensors, expanded gradients."""
+    q, k, v = (normal(2, 50, 4, 16, device=device, grad=False).transpose(1, 2).requires_grad_() for _ in range(3))
+    expected = torch.autograd.grad(reference(q, k, v)[0].sum(), (q, k, v))
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone(memory_format=torch.contiguous_format), lambda x: x):
+        o = at.attention(q, k, v)
+    for made, correct in zip(torch.autograd.grad(o.sum(), (q, k, v)), expected):
+        near(made, correct, 2e-4)
+    columns = [x.detach().transpose(2, 3).contiguous().transpose(2, 3).requires_grad_() for x in (q, k, v)]
+    o, lse = at.attention(*columns, return_lse=True)
+    for made, correct in zip(torch.autograd.grad(o.sum() + 0 * lse.sum(), columns), expected):
+        near(made, correct, 2e-4)
+
+
+def test_threads(device):
+    """The same call in several threads at once, each with tensors of its own."""
+    def work(seed):
+        generator = torch.Generator().manual_seed(seed)
+        q, k, v, s = (torch.randn(shape, generator=generator).to(device).requires_grad_() for shape in (*((1, 2, 60, 16),) * 3, (2,)))
+        doc = torch.arange(60, dtype=torch.int32) // (seed + 5)
+        for _ in range(50):
+            o = at.attention(q, k, v, "document(doc)", "score + s[h] * kv * c", captures={"doc": doc, "s": s}, parameters={"c": seed / 100})
+            made = (o, *torch.autograd.grad((o * o).sum(), (q, k, v, s)))
+        on = doc.to(device)
+        o = reference(q, k, v, lambda b, h, i, j: on[i] == on[j], lambda x, b, h, i, j: x + s.double()[h] * j * (seed / 100))[0]
+        for a, b in zip(made, (o, *torch.autograd.grad((o * o).sum(), (q, k, v, s)))):
+            near(a, b, 1e-3)
+
+    at.clear()
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(8)))
+
+
+def test_caches_are_bounded():
+    """Calls of many lengths keep a few hundred of their descriptions, and no tensor."""
+    at.clear()
+    kept = []
+    for length in range(1, 400):
+        q = torch.randn(1, 1, 1, 8)
+        k = torch.randn(1, 1, length, 8)
+        kept.append(weakref.ref(k))
+        at.attention(q, k, k)
+    assert len(_calls.calls._values) == 256 and sum(x() is not None for x in kept[:-1]) == 0
+
+
 def test_shapes(device):
     """Strided inputs, broadcast keys, mixed types, gradients through a broadcast."""
     whole = normal(3, 50, 4 * 16, device=device)
@@ -368,9 +439,12 @@ def test_fork():
 import attune.torch as at, os, torch
 q = torch.randn(1, 2, 30, 16)
 o = at.attention(q, q, q, "causal")
+x = q.clone().requires_grad_()
+made = at.attention(x, x, x, "causal")
 child = os.fork()
 if not child:
     assert (at.attention(q, q, q, "causal") == o).all()
+    made.sum().backward()
     os._exit(0)
 raise SystemExit(os.waitpid(child, 0)[1])
 """

@@ -73,28 +73,26 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Union[ModLike, BlockMask, N
     it holds hardly more than the gradients, and takes longer. Mask and score must not read the head.
 
     Gradients flow to q, k, v, the score's captures, and from LSE."""
-    tensors, numbers = _captures(captures), dict(parameters or {})
-    score_text, mask_text, mask_shape = "", "", [128, 128, 0, 0]
+    tensors = _captures(captures) if captures else {}
+    numbers = dict(parameters) if parameters else {}
+    score_text, mask_text, mask_shape = "", "", (128, 128, 0, 0)
     mask_tensors, score_tensors = tensors, tensors
     if isinstance(mask, BlockMask):
         if any(numbers.get(name, value) != value for name, value in mask.parameters.items()):
             raise InvalidArgument("a parameter has another value than the BlockMask was made with")
         mask_text, mask_tensors, numbers = mask.text, _captures(mask.captures), {**numbers, **mask.parameters}
-        mask_shape = [*mask.block, mask.q_len, mask.kv_len]
+        mask_shape = (*mask.block, mask.q_len, mask.kv_len)
     elif mask is not None:
         mask_text, mask_tensors = _text(mask, tensors)
     if score is not None:
         score_text, score_tensors = _text(score, tensors)
     if scale is not None and scale == 0:
         raise InvalidArgument("scale is 0: every score would be")
-    with_lse = return_lse or torch.is_grad_enabled() and (
-        q.requires_grad or k.requires_grad or v.requires_grad or any(x.requires_grad for x in score_tensors.values()))
-    o, lse = _operator.call(
-        q, k, v, (mask_text, ",".join(mask_tensors), score_text, ",".join(score_tensors)),
-        [x.detach() for x in mask_tensors.values()] if mask_text else [], list(score_tensors.values()),
-        (",".join(f"{name}:{'i' if isinstance(value, int) else 'f'}" for name, value in numbers.items()),
-         [float(value) for value in numbers.values()], 0.0 if scale is None else scale, mask_shape, _options(kernel_options)), with_lse,
-        low_memory)
+    settings = (mask_text, ",".join(mask_tensors), score_text, ",".join(score_tensors), _kinds(numbers) if numbers else "",
+                0.0 if scale is None else scale, mask_shape, _options(kernel_options) if kernel_options else "")
+    o, lse = _operator.call(q, k, v, settings, tuple([float(value) for value in numbers.values()]),
+                            [x.detach() if x.requires_grad else x for x in mask_tensors.values()] if mask_text else [],
+                            list(score_tensors.values()), return_lse, low_memory)
     return (o, lse) if return_lse else o
 
 
@@ -112,8 +110,12 @@ def _text(mod: ModLike, tensors: dict[str, Tensor]) -> tuple[str, dict[str, Tens
     return mod.text, {**tensors, **_captures(mod.captures)}
 
 
-def _options(options: Optional[Options]) -> str:
-    return "{" + ", ".join(f"{key!r}: {options[key]!r}" for key in sorted(options)) + "}" if options else ""
+def _kinds(numbers: Mapping[str, Number]) -> str:
+    return ",".join(f"{name}:{'i' if isinstance(value, int) else 'f'}" for name, value in numbers.items())
+
+
+def _options(options: Options) -> str:
+    return "{" + ", ".join(f"{key!r}: {options[key]!r}" for key in sorted(options)) + "}"
 
 
 def flex_attention(query: Tensor, key: Tensor, value: Tensor, score_mod: Optional[ModLike] = None, block_mask: Optional[BlockMask] = None,
