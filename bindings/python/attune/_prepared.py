@@ -40,7 +40,8 @@ class Prepared:
         kind, _ = _KINDS[plan.problem.direction]
         self._function, self._plan = _FUNCTIONS[plan.problem.direction], plan
         args = made(kind, **{name: tensor(plan.device, x) for name, x in views.items()})
-        if plan.workspace_size:
+        self._wraps = plan.workspace_size > 0 and plan.device.backend == "cpu"
+        if plan.workspace_size and not self._wraps:
             args.workspace = plan.device.memory
         offset = _abi.attune_tensor.offset.offset
         places = [getattr(kind, name).offset + offset for name in views]
@@ -65,20 +66,32 @@ class Prepared:
         image[: ctypes.sizeof(kind)] = bytes(args)
         self._words = array.array("q", bytes(image))
         self._places, self._numbers, self._pointers = [place // 8 for place in places], numbers, pointers
-        self._mask, self._workspace = kind.mask.offset // 8, kind.workspace_offset.offset // 8
+        self._mask, self._workspace, self._begin = (
+            field.offset // 8 for field in (kind.mask, kind.workspace, kind.workspace_offset))
 
     def run(self, queue: int, mask: Mask | None, workspace: int, addresses: Sequence[int], numbers: Sequence[float] = ()) -> None:
-        """The call. The mask is on the plan's device; workspace: a multiple of 256, ignored by a plan that needs none. The caller
-        holds what lies at the addresses."""
+        """The call. The mask is on the plan's device. workspace: the address of the plan's workspace_size bytes, a multiple of 256 on
+        CUDA; ignored by a plan that needs none. The caller holds what lies at the addresses."""
         words = self._words[:]
         for place, address in zip(self._places, addresses):
             words[place] = address - ORIGIN
         if mask is not None:
             words[self._mask] = mask._handle
-        words[self._workspace] = workspace - ORIGIN
         begin = words.buffer_info()[0]
         for place, offset in self._pointers:
             words[place] = begin + offset
         for place, number in zip(self._numbers, numbers):
             struct.pack_into("d", words, place, number)
-        check(self._function(self._plan._handle, queue, begin, None))
+        plan = self._plan
+        if not self._wraps:
+            words[self._begin] = workspace - ORIGIN if plan.workspace_size else 0
+            check(self._function(plan._handle, queue, begin, None))
+            return
+        # The CPU uses a workspace to the end of its buffer, which must therefore be that of the bytes.
+        buffer = ctypes.c_void_p()
+        check(lib.attune_buffer_wrap(plan.device._handle, workspace, plan.workspace_size, ctypes.byref(buffer)))
+        try:
+            words[self._workspace] = buffer.value or 0
+            check(self._function(plan._handle, queue, begin, None))
+        finally:
+            lib.attune_buffer_destroy(buffer)

@@ -122,7 +122,8 @@ ORIGIN = 256
 
 class Memory(Handle):
     """A buffer of all addresses from ORIGIN on. It owns nothing and costs nothing: a call touches only the bytes that its tensors
-    describe, which belong to arrays that the call's caller holds. No array therefore needs a buffer of its own."""
+    describe, which belong to arrays that the call's caller holds. No array therefore needs a buffer of its own; workspace does, where a
+    device uses all that its buffer has."""
 
     def __init__(self, device: Device) -> None:
         handle = ctypes.c_void_p()

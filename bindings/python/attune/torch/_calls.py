@@ -14,7 +14,7 @@ import pathlib
 import threading
 import weakref
 from collections import OrderedDict
-from typing import Any, Callable, Hashable, Iterator, Optional, Sequence, TypeVar
+from typing import Any, Callable, Hashable, Iterator, Mapping, Optional, Sequence, TypeVar
 
 import torch
 from torch import Tensor
@@ -317,12 +317,13 @@ class Call:
     """A forward or backward pass over tensors of one description: checked, planned and prepared. It holds no tensor, and threads
     share it."""
 
-    def __init__(self, direction: str, settings: Settings, tensors: dict[str, View], q: Tensor, k: Tensor, v: Tensor,
-                 mask_captures: Sequence[Tensor], captures: Sequence[Tensor], parameters: Sequence[float], mask: Optional[Mask] = None,
-                 wanted: Sequence[int] = ()) -> None:
-        """tensors: those of such a call, by their names as arguments. wanted: the captures whose gradients are. mask: for a call that is a
-        part of another with more heads, that one's."""
-        lse, names = "lse" in tensors, _words(settings[3])
+    def __init__(self, direction: str, settings: Settings, tensors: dict[str, Tensor],
+                 made: Mapping[str, tuple[Sequence[int], Sequence[int], torch.dtype]], mask_captures: Sequence[Tensor],
+                 captures: Sequence[Tensor], parameters: Sequence[float], mask: Optional[Mask] = None, wanted: Sequence[int] = ()) -> None:
+        """tensors: those of such a call, by their names as arguments. made: sizes, strides and type of those that each call makes.
+        wanted: the captures whose gradients are. mask: for a call that is a part of another with more heads, that one's."""
+        q, k, v, names = tensors["q"], tensors["k"], tensors["v"], _words(settings[3])
+        lse = "lse" in tensors or "lse" in made
         elements = sum(captures[i].numel() for i in wanted)
         signature = sign(direction, lse, elements, settings, q, k, v, mask_captures, captures)
         if k.shape[:3] != v.shape[:3]:
@@ -331,23 +332,26 @@ class Call:
         self._own = 0 if q.is_cuda else self._device._queue(None)
         self.masking = Masking(signature, settings, q, k)
         self.plan = _plan(signature, direction, lse, elements, settings, q, k, v, mask or self.masking.find(mask_captures, parameters))
-        # Workspace begins at a multiple of 256: of 16 it is on the CPU, and of 256 on CUDA.
-        self._size = self.plan.workspace_size and self.plan.workspace_size + (0 if q.is_cuda else 240)
+        self._size = self.plan.workspace_size
         read = signature.score.captures if signature.score else ()
         #: The captures that the score reads, and those of them whose gradients are wanted.
         self.read = [names.index(name) for name in read]
         self.wanted = [i for i in wanted if names[i] in read]
         numbers: dict[str, Number] = {name: 0.0 for name, _ in signature.parameters}
-        sums = {names[i]: placed(captures[i], captures[i].shape, dense(captures[i].shape), torch.float32) for i in self.wanted}
-        self._prepared = Prepared(self.plan, tensors, {names[i]: view(captures[i]) for i in self.read}, sums, numbers)
+        views = {name: view(x) for name, x in tensors.items()} | {name: _future(q, *x) for name, x in made.items()}
+        sums = {names[i]: _future(q, captures[i].shape, dense(captures[i].shape), torch.float32) for i in self.wanted}
+        self._prepared = Prepared(self.plan, views, {names[i]: view(captures[i]) for i in self.read}, sums, numbers)
+        #: Sizes and strides of the tensors that each call makes.
+        self.made = [(tuple(size), tuple(stride)) for size, stride, _ in made.values()]
 
     def run(self, mask: Optional[Mask], addresses: list[int], parameters: Sequence[float], lent: Optional[Tensor] = None) -> None:
         """The call, on PyTorch's current stream. addresses: of the tensors, the captures that are read and the gradients that are
-        wanted. Workspace is lent, or from PyTorch's allocator: once freed, what takes it on the same stream comes after this call."""
+        wanted. Workspace is lent, or from PyTorch's allocator, which begins at multiples of 512 on CUDA: once freed, what takes
+        it on the same stream comes after this call."""
         begin = 0
         if self._size:
             memory = torch.empty(self._size, dtype=torch.uint8, device=self._place) if lent is None else lent
-            begin = (memory.data_ptr() + 255) & ~255
+            begin = memory.data_ptr()
         self._prepared.run(self._own or self._stream(), mask, begin, addresses, parameters)
 
     def _stream(self) -> int:
@@ -366,6 +370,6 @@ def dense(size: Sequence[int]) -> list[int]:
     return strides
 
 
-def placed(beside: Tensor, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> View:
+def _future(beside: Tensor, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> View:
     """The view of a tensor that a call will make, on another's device."""
     return View(0, (DLPACK_CUDA if beside.is_cuda else DLPACK_CPU, beside.device.index or 0), _DTYPES[dtype], size, stride, None)

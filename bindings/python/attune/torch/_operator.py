@@ -15,7 +15,7 @@ from torch import Tensor
 from .._library import InvalidArgument
 from ..mask import Mask
 from ._calls import (
-    Call, Masking, Settings, calls, clear, dense, describe, load_compiler, masks, outside_of_graphs, placed, sign, signatures, view,
+    Call, Masking, Settings, calls, clear, dense, describe, load_compiler, masks, outside_of_graphs, sign, signatures, view,
 )
 
 __all__ = ["attention", "attention_backward", "call", "clear", "load_compiler", "masks", "outside_of_graphs", "signatures", "view"]
@@ -77,16 +77,14 @@ def forward_settled(settings: Settings, parameters: tuple[float, ...], mask_capt
         read = (rows(q), rows(k), rows(v), *map(distinct, captures))
         if any(x is not y for x, y in zip(given, read)):
             return forward_settled(settings, parameters, mask_captures, read[3:], with_lse, *read[:3])
-        views = {"q": view(q), "k": view(k), "v": view(v), "o": placed(q, *layout(q, v.shape[3]), q.dtype)}
-        if with_lse:
-            views["lse"] = placed(q, q.shape[:3], dense(q.shape[:3]), real(q))
-        call = calls.put(key, Call("forward", settings, views, q, k, v, mask_captures, captures, parameters))
+        made = {"o": (*layout(q, v.shape[3]), q.dtype)} | ({"lse": (q.shape[:3], dense(q.shape[:3]), real(q))} if with_lse else {})
+        call = calls.put(key, Call("forward", settings, {"q": q, "k": k, "v": v}, made, mask_captures, captures, parameters))
     mask = call.masking.find(mask_captures, parameters)
-    o = like(q, v.shape[3])
+    o = q.new_empty_strided(*call.made[0])
     addresses = [q.data_ptr(), k.data_ptr(), v.data_ptr(), o.data_ptr()]
     lse = None
     if with_lse:
-        lse = lse_like(q, True)
+        lse = q.new_empty_strided(*call.made[1], dtype=real(q))
         addresses.append(lse.data_ptr())
     for i in call.read:
         addresses.append(captures[i].data_ptr())
@@ -105,13 +103,9 @@ def backward_call(settings: Settings, parameters: tuple[float, ...], mask_captur
         read, reads = (*map(rows, given[:5]), *map(distinct, given[5:])), [distinct(x) for x in captures]
         if any(x is not y for x, y in zip((*given, *captures), (*read, *reads))):
             return backward_call(settings, parameters, mask_captures, reads, wanted, read, outputs, mask)
-        q, k, v = given[:3]
-        views = dict(zip(("q", "k", "v", "o", "d_o", "lse", "d_lse"), map(view, given)))
-        if outputs:
-            views |= zip(("d_q", "d_k", "d_v"), map(view, outputs))
-        else:
-            views |= {f"d_{name}": placed(x, *layout(x, x.shape[3]), x.dtype) for name, x in (("q", q), ("k", k), ("v", v))}
-        call = calls.put(key, Call("backward", settings, views, q, k, v, mask_captures, captures, parameters, mask, wanted))
+        tensors = dict(zip(("q", "k", "v", "o", "d_o", "lse", "d_lse"), given)) | dict(zip(("d_q", "d_k", "d_v"), outputs))
+        made = {f"d_{name}": (*layout(tensors[name], tensors[name].shape[3]), tensors[name].dtype) for name in "qkv"} if not outputs else {}
+        call = calls.put(key, Call("backward", settings, tensors, made, mask_captures, captures, parameters, mask, wanted))
     return call, given, captures
 
 
@@ -124,8 +118,7 @@ def gradients(settings: Settings, parameters: tuple[float, ...], mask_captures: 
         d_q, d_k, d_v = in_groups(settings, parameters, mask_captures, captures, wanted, mask, given, sums)
     else:
         call, given, captures = backward_call(settings, parameters, mask_captures, captures, wanted, given, mask=mask)
-        q, k, v = given[:3]
-        d_q, d_k, d_v = like(q, q.shape[3]), like(k, k.shape[3]), like(v, v.shape[3])
+        d_q, d_k, d_v = [x.new_empty_strided(*made) for x, made in zip(given, call.made)]
         launch(call, mask or call.masking.find(mask_captures, parameters), (*given, d_q, d_k, d_v), captures, sums, parameters)
     if not wanted:
         return d_q, d_k, d_v, []
@@ -280,8 +273,8 @@ def _eager_gradients(ctx: Any, d_o: Optional[Tensor], d_lse: Optional[Tensor]) -
     settings, parameters, count, low_memory, mask, epoch = ctx.kept
     mask_captures, captures = others[:count], others[count:]
     wanted = tuple([i for i, needed in enumerate(ctx.needs_input_grad[4:]) if needed]) if captures else ()
-    if d_o is None:
-        d_o = torch.zeros_like(o)
+    # Of a sum it is one element, expanded.
+    d_o = torch.zeros_like(o) if d_o is None else rows(d_o)
     # After clear, and in the child of a fork, the mask is made again.
     d_q, d_k, d_v, sums = gradients(settings, parameters, mask_captures, captures, wanted, low_memory, mask if epoch is masks.epoch else None,
                                     (q, k, v, o, d_o, lse) if d_lse is None else (q, k, v, o, d_o, lse, d_lse))
