@@ -346,7 +346,8 @@ struct attune__backend {
     attune_status (*program_compile)(const attune__host *host, const attune_limits *limits,
                                      const attune__program_desc *desc, attune__pack *pack);
 
-    /* Launches only. *value receives the point in the queue to wait for. decode is called if choice.decode is set. */
+    /* Launches only. *value receives the point in the queue to wait for; NULL in forward, decode and backward = nobody
+     * waits for it. decode is called if choice.decode is set. */
     attune_status (*forward)(const attune__program *program, attune_queue *queue, const attune__forward *call,
                              uint64_t *value);
     attune_status (*decode)(const attune__program *program, attune_queue *queue, const attune__forward *call,

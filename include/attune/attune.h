@@ -334,8 +334,10 @@ typedef struct attune_buffer attune_buffer;
 ATTUNE_API attune_status attune_buffer_create(attune_device *device, uint64_t size, attune_buffer **buffer);
 /*
  * Wraps host memory, which the CPU device reads and writes in place. The caller keeps ownership of the memory, which
- * must outlive the buffer. UNSUPPORTED on other devices, where the memory is wrapped by attune_vulkan_buffer_wrap
- * (vulkan.h), attune_cuda_buffer_wrap (cuda.h) or attune_opencl_buffer_wrap (opencl.h).
+ * must outlive the buffer. Of a tensor's buffer, calls access the bytes that the tensor describes and no others, so
+ * that one buffer may span all addresses; of a workspace's they may use every byte behind workspace_offset. UNSUPPORTED
+ * on other devices, where the memory is wrapped by attune_vulkan_buffer_wrap (vulkan.h), attune_cuda_buffer_wrap
+ * (cuda.h) or attune_opencl_buffer_wrap (opencl.h).
  */
 ATTUNE_API attune_status attune_buffer_wrap(attune_device *device, void *memory, uint64_t size, attune_buffer **buffer);
 ATTUNE_API void attune_buffer_destroy(attune_buffer *buffer);

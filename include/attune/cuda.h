@@ -6,8 +6,8 @@
  *
  * attune takes no ownership of these objects and starts no thread. Each call makes the context current and restores the
  * previous one before it returns. A call consists of kernel launches (one for most forward passes, a few otherwise) and
- * one event record, so that it can be captured in a CUDA graph. A completion from a stream that is being captured
- * counts as reached at once.
+ * one event record, which forward and backward passes leave out without a completion, so that it can be captured in a
+ * CUDA graph. A completion from a stream that is being captured counts as reached at once.
  */
 #ifndef ATTUNE_CUDA_H
 #define ATTUNE_CUDA_H
@@ -41,6 +41,8 @@ ATTUNE_API void attune_cuda_queue_destroy(attune_queue *queue);
 
 /*
  * Creates a buffer of `size` bytes at a device address, which is a multiple of 16. The memory must outlive the buffer.
+ * As with attune_buffer_wrap, calls access the bytes that a tensor describes and no others; of a workspace, the
+ * attune_plan_workspace_size bytes behind workspace_offset.
  */
 ATTUNE_API attune_status attune_cuda_buffer_wrap(attune_device *device, uint64_t address, uint64_t size,
                                                  attune_buffer **buffer);

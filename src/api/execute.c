@@ -30,7 +30,7 @@ attune_status attune_forward(const attune_plan *plan, attune_queue *queue, const
         attune__forward_call resolved;
         ATTUNE__TRY(check_no_given_segments(a.segment_count));
         ATTUNE__TRY(attune__forward_resolve_at(plan, &a, NULL, &resolved));
-        ATTUNE__TRY(attune__plan_forward(plan, queue, &resolved.call, &value));
+        ATTUNE__TRY(attune__plan_forward(plan, queue, &resolved.call, completion ? &value : NULL));
     }
     if (completion)
         *completion = (attune_completion){queue, value};
@@ -72,7 +72,8 @@ attune_status attune_backward(const attune_plan *plan, attune_queue *queue, cons
         attune__backward_call resolved;
         ATTUNE__TRY(check_no_given_segments(a.segment_count));
         ATTUNE__TRY(attune__backward_resolve_at(plan, &a, NULL, &resolved));
-        ATTUNE__TRY(plan->device->backend->backward(plan->programs[0], queue, &resolved.call, &value));
+        ATTUNE__TRY(
+            plan->device->backend->backward(plan->programs[0], queue, &resolved.call, completion ? &value : NULL));
     }
     if (completion)
         *completion = (attune_completion){queue, value};

@@ -168,6 +168,7 @@ attune_status attune__cpu_backward(const attune__program *program, attune_queue 
     add_sums(&run);
     if (call->forward.seconds)
         *call->forward.seconds = attune__cpu_now() - start;
-    *value = 0;
+    if (value)
+        *value = 0;
     return ATTUNE_OK;
 }

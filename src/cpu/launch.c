@@ -205,7 +205,8 @@ static attune_status launch(const attune__program *program, const attune__forwar
               fit < merged ? fit : merged);
     if (call->seconds)
         *call->seconds = attune__cpu_now() - start;
-    *value = 0;
+    if (value)
+        *value = 0;
     return ATTUNE_OK;
 }
 

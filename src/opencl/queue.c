@@ -247,7 +247,8 @@ static void keep_last(attune__opencl_call *call, uint64_t *value)
         driver->event_release(*kept);
     *kept = call->last;
     queue->last = next;
-    *value = next;
+    if (value)
+        *value = next;
     call->last = NULL;
 }
 
@@ -257,7 +258,8 @@ attune_status attune__opencl_end(attune__opencl_call *call, uint64_t *value, dou
     attune__opencl_device *device = device_of(queue);
     const attune__opencl_driver *driver = &device->driver;
     attune__cl_event first = call->first;
-    *value = queue->last;
+    if (value)
+        *value = queue->last;
     if (seconds)
         *seconds = 0;
     if (call->last) {
