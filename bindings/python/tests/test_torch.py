@@ -280,6 +280,13 @@ def test_caches_are_bounded():
         kept.append(weakref.ref(k))
         at.attention(q, k, k)
     assert len(_calls.calls._values) == 256 and sum(x() is not None for x in kept[:-1]) == 0
+    often = {}
+    for length in range(1, 200):
+        q, k = torch.randn(1, 1, 30, 8), torch.randn(1, 1, length, 8)
+        at.attention(q, q, q, "causal")
+        often[id(next(x.mask for x in _operator.masks._values.values() if x.mask.source.startswith("q >= kv")))] = None
+        at.attention(q, k, k, "kv != 3")
+    assert len(_operator.masks) == 64 and len(often) == 1
 
 
 def test_shapes(device):

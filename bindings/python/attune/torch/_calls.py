@@ -97,6 +97,12 @@ class Cache:
                 self._values.popitem(last=False)
         return made
 
+    def renew(self, key: Hashable) -> None:
+        """Says that the value of a key was used, if it is there."""
+        with self._lock:
+            if key in self._values:
+                self._values.move_to_end(key)
+
 
 class Table:
     """The last values that were put there. Finding one takes no lock."""
@@ -244,6 +250,7 @@ class Kept:
     marks: list[Hashable]
     values: tuple[float, ...]
     tensors: list[Tensor]
+    key: Hashable
 
 
 class Masking:
@@ -271,8 +278,10 @@ class Masking:
             read = [captures[i] for i in self._read]
             key = (self._device, expr.hash, self._shape, values, tuple([(x.shape, x.dtype) for x in read]), tuple(marks))
             kept = masks.get(key, lambda: Kept(self._make(expr, dict(zip(expr.captures, read)), values), marks, values,
-                                               [x.detach() for x in read if x.is_cuda]))
+                                               [x.detach() for x in read if x.is_cuda], key))
             self._last = weakref.ref(kept)
+        else:
+            masks.renew(kept.key)
         return kept.mask
 
     def _make(self, expr: Expr, captures: dict[str, Tensor], values: tuple[float, ...]) -> Mask:
