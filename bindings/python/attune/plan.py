@@ -136,7 +136,7 @@ def capture_table(device: Device, views: Mapping[str, View]) -> Any:
 
 
 class Workspace:
-    """A buffer of workspace, which is released with the call, and the arrays that it may lie in."""
+    """A call's buffer of workspace, released with it."""
 
     def __init__(self, device: Device) -> None:
         self.device = device

@@ -85,23 +85,26 @@ class Cache:
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
         """The value of a key, made if it is not there."""
         with self._lock:
-            if key in self._values:
-                self._values.move_to_end(key)
-                value: T = self._values[key]
+            values = self._values
+            if key in values:
+                values.move_to_end(key)
+                value: T = values[key]
                 return value
         with outside_of_graphs():
             made = make()
         with self._lock:
-            made = self._values.setdefault(key, made)
-            while len(self._values) > self._limit:
-                self._values.popitem(last=False)
+            values = self._values
+            made = values.setdefault(key, made)
+            while len(values) > self._limit:
+                values.popitem(last=False)
         return made
 
     def renew(self, key: Hashable) -> None:
         """Says that the value of a key was used, if it is there."""
         with self._lock:
-            if key in self._values:
-                self._values.move_to_end(key)
+            values = self._values
+            if key in values:
+                values.move_to_end(key)
 
 
 class Table:
@@ -120,9 +123,10 @@ class Table:
     def put(self, key: Hashable, value: T) -> T:
         """Adds a value, in place of the oldest if there are too many."""
         with self._lock:
-            while len(self._values) >= self._limit:
-                del self._values[next(iter(self._values))]
-            self._values[key] = value
+            values = self._values
+            while len(values) >= self._limit:
+                del values[next(iter(values))]
+            values[key] = value
         return value
 
 
@@ -272,6 +276,9 @@ class Masking:
         expr = self._expr
         if expr is None:
             return None
+        if any(captures[i].is_cuda for i in self._read) and torch.cuda.is_current_stream_capturing():
+            raise InvalidArgument("the mask reads a CUDA tensor, and lists made from it cannot follow in a CUDA graph: give the mask's "
+                                  "captures on the CPU, whose values the graph keeps")
         marks, values = [_mark(captures[i]) for i in self._read], tuple([parameters[i] for i, _, _ in self._parameters])
         kept = self._last()
         if kept is None or kept.marks != marks or kept.values != values:
@@ -285,9 +292,6 @@ class Masking:
         return kept.mask
 
     def _make(self, expr: Expr, captures: dict[str, Tensor], values: tuple[float, ...]) -> Mask:
-        if any(x.is_cuda for x in captures.values()) and torch.cuda.is_current_stream_capturing():
-            raise InvalidArgument("the mask reads a CUDA tensor, and lists made from it cannot follow in a CUDA graph: give the mask's "
-                                  "captures on the CPU, whose values the graph keeps")
         batch, heads, kv_heads, rows, keys, *block = self._shape
         host = {name: view(x.detach().cpu()) for name, x in captures.items()}
         numbers = {name: int(value) if integer else value for (_, name, integer), value in zip(self._parameters, values)}
