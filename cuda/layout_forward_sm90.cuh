@@ -66,6 +66,7 @@ __device__ __forceinline__ constexpr u32 capture_swizzle(u32 row)
 struct alignas(16) capture_tiles_control {
     int queue_next[forward::QUEUE_STAGES], next[STAGES]; /* beside queue_tiles and key_tiles: the next tile's index */
 };
+static_assert(forward::QUEUE_STAGES == 4, "attune_cuda_forward_sm90 counts as many");
 
 __device__ __forceinline__ capture_tiles_control &captures_of(control &c)
 {

@@ -1235,8 +1235,10 @@ typedef struct attune_backward_args {
  * P is recomputed tile by tile, as in Dao et al., FlashAttention (2022). d_k and d_v sum over the query heads that
  * share them, and over the batch where k and v broadcast. Fully masked rows contribute 0. The score expression's
  * derivatives are those of ATTUNE_EXPR_GRADIENT. Repeated calls give bitwise equal results, for any number of threads,
- * if `deterministic` is set in the plan's choice. With the option of that name it always is. Without it, d_q of
- * cuda_sm90a and cuda_sm80_atomic may differ by rounding, and so may d_k and d_v of cuda_sm90a without a block mask.
+ * if `deterministic` is set in the plan's choice. With the option of that name it always is. Without it these may
+ * differ by rounding: d_q of cuda_sm90a, cuda_sm100a and cuda_sm80_atomic, d_k and d_v of cuda_sm90a without a block
+ * mask, and of cuda_sm90a and cuda_sm100a the gradients of large captures that each pair reads by itself, as bias[q,
+ * kv].
  *
  * Otherwise as attune_forward, for a plan whose direction is ATTUNE_BACKWARD. Every backend has a backward pass.
  */

@@ -6,8 +6,8 @@
  *
  * attune takes no ownership of these objects and starts no thread. Each call makes the context current and restores the
  * previous one before it returns. A call consists of kernel launches (one for most forward passes, a few otherwise) and
- * one event record, which forward and backward passes leave out without a completion, so that it can be captured in a
- * CUDA graph. A completion from a stream that is being captured counts as reached at once.
+ * one event record, which forward and backward passes without segments leave out if no completion is asked for, so that
+ * it can be captured in a CUDA graph. A completion from a stream that is being captured counts as reached at once.
  */
 #ifndef ATTUNE_CUDA_H
 #define ATTUNE_CUDA_H

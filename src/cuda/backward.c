@@ -19,6 +19,7 @@
 /* Elements of a capture from which on its gradients may be summed in float32. Pairs that add to few elements wait for
  * each other, longer in float32 than in integers. */
 #define FLOAT_ELEMENTS 65536
+#define FLOAT_PAIRS    4 /* of a head, for each element at most */
 
 attune_status attune__cuda_backward_load(attune__cuda_program *program, const attune__program_desc *desc)
 {
@@ -41,6 +42,7 @@ attune_status attune__cuda_backward_load(attune__cuda_program *program, const at
 static attune_cuda_sums sums_of(const attune__cuda_program *program, const attune__backward *call, uint32_t floats,
                                 attune__cu_pointer *memory, attune_cuda_backward *b)
 {
+    const long long pairs = (long long)call->forward.q_len * call->forward.kv_len;
     attune_cuda_sums sums = {0};
     for (uint32_t i = 0; program->score && i < program->score->symbol_count; i++) {
         const attune_tensor *t = &call->d_captures[i];
@@ -57,7 +59,7 @@ static attune_cuda_sums sums_of(const attune__cuda_program *program, const attun
             sums.to[sums.count].elements *= present ? t->size[d] : 1;
         }
         const long long elements = sums.to[sums.count].elements;
-        const bool is_float = (floats >> i & 1) && elements >= FLOAT_ELEMENTS;
+        const bool is_float = (floats >> i & 1) && elements >= FLOAT_ELEMENTS && elements >= pairs / FLOAT_PAIRS;
         b->float_sums |= (unsigned)is_float << i;
         sums.to[sums.count++].is_float = is_float;
         sums.elements += elements;

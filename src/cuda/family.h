@@ -37,8 +37,7 @@ typedef struct attune__cuda_family {
     /* The items that CTAs take for each tile of keys; NULL = one. */
     uint32_t (*items)(attune_cuda_tile tile);
     bool splits_tail;
-    /* Its kernel adds the gradients of captures that each pair reads by itself to float32, unless the order is fixed.
-     */
+    /* Unless the order is fixed, gradients of large captures that each pair reads by itself are summed in float32. */
     bool float_sums;
     /* The forward kernel's parameters end with a tensor map of O, and whether TMA can store it. */
     bool stores_o;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The hot call: arguments by value, one launch, one event. */
+/* The hot call: arguments by value, one launch, and one event where a completion is asked for. */
 #include "cuda/cuda.h"
 #include "cuda/family.h"
 

@@ -157,7 +157,8 @@ FAULTS = [
      'without a fence of the asynchronous proxy'),
     # Ordered tiles wait for the wrong one.
     ('sm=90 dtype=f16 cases gradients_cuda/causal_long_keys', 'ordered_sums.cuh', 'bulk_wait_release(word, tile + 1);', 'bulk_wait_release(word, tile);', 'never'),
-    # Lanes of a row take each other's shares of a capture's gradient.
+    # Sums in float32 are read as exact ones.
     ('sm=90 dtype=f16 cases gradients_cuda/pair_bias', 'delta.cu', 's.to[i].is_float ?', '!s.to[i].is_float ?', ORACLE),
+    # Lanes of a row take each other's shares of a capture's gradient.
     ('sm=90 dtype=f16 cases gradients_cuda/half_bias', 'capture_gradients_sm90.cuh', 'upper ? x[i] : x[i + HALF], STEP', 'upper ? x[i + HALF] : x[i], STEP', ORACLE),
 ]
