@@ -95,7 +95,7 @@ uvec2 address_sum(const in uvec2 a, const in uvec2 b)
  * addresses of its rows of K and V, the second its first row and kind. The aligned kernel has the second alone, of
  * twice as many tiles. Half of the ring is filled at once, by as many invocations, so that steps neither follow the
  * list nor keep it and strides in registers. From kv_len on there is no tile, and the first rows of all stand for its
- * keys.
+ * keys, or in the aligned kernel the last.
  */
 struct Keys {
     uint kv0, kind;

@@ -315,7 +315,7 @@ const char *attune__matrix_layout_make(uint32_t block_m, uint32_t block_n, uint3
     128 /* keys of a tile: the largest number for which a sum of their non-finite codes is unambiguous */
 
 #define MOST_AHEAD  128 /* of the head dimension: longer rows leave no registers for a second S */
-#define RING_GROUPS 69  /* two for each of 32 tiles, and five */
+#define RING_GROUPS 69  /* two for each of 32 tiles, or one for each of 64, and five */
 
 const char *attune__registers_layout_make(uint32_t block_m, uint32_t block_n, uint32_t warps,
                                           attune__matrix_shape matrix, uint32_t head_dim, uint32_t head_dim_v,
