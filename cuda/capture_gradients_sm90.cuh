@@ -87,7 +87,7 @@ __device__ __forceinline__ void add_gradient(u64 *sums, i64 at, float x, bool fl
 {
     if (at >= 0 && x != 0.0f) {
         if (floats)
-            atomicAdd((float *)sums + at, x);
+            add_global((float *)sums + at, x);
         else
             sum_add(sums + at * ATTUNE_CUDA_SUM_WORDS, x);
     }

@@ -326,16 +326,16 @@ __device__ __forceinline__ void add_global_4(float *to, float x, float y, float 
 
 /* --------------------------------------------------------------------------------------------------------- cp.async */
 
-/* Copies 16 bytes, or zeros where they are not valid. */
-__device__ __forceinline__ void copy_async(u32 to, const void *from, bool valid)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0));
-}
-
 /* The first `bytes` of 16, then zeros. */
 __device__ __forceinline__ void copy_async_some(u32 to, const void *from, u32 bytes)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
+}
+
+/* Copies 16 bytes, or zeros where they are not valid. */
+__device__ __forceinline__ void copy_async(u32 to, const void *from, bool valid)
+{
+    copy_async_some(to, from, valid ? 16 : 0);
 }
 
 __device__ __forceinline__ void copy_float(u32 to, const float *from)

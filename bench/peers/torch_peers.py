@@ -383,11 +383,16 @@ def samples_of(w, peer, turn=None):
             torch.cuda.empty_cache()
 
 
+TIMER = 'time.perf_counter' if ON_CPU else 'CUDA events'
+if options.graph:
+    TIMER += f' of a graph of {options.graph} calls'
+
+
 def row_of(w, peer, samples, message):
     name = f'{w["name"]}/torch-{peer}/{w["dtype"]}'
     row = {'name': f'{name}_median', 'run_name': name, 'run_type': 'aggregate', 'aggregate_name': 'median',
            'aggregate_unit': 'time', 'time_unit': 'ms', 'workload': w['name'], 'kind': 'peer', 'device': f'torch-{peer}',
-           'dtype': w['dtype'], 'plan': f'PyTorch {torch.__version__} {peer}', 'timer': 'time.perf_counter' if ON_CPU else f'CUDA events of a graph of {options.graph} calls' if options.graph else 'CUDA events'}
+           'dtype': w['dtype'], 'plan': f'PyTorch {torch.__version__} {peer}', 'timer': TIMER}
     if not samples:
         return row | {'status': 'unsupported', 'message': message}
     median = statistics.median(samples)

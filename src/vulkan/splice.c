@@ -159,7 +159,7 @@ static bool has_bounds(const splicer *s)
 /* Whether the module has who calls a helper. */
 static bool calls_helper(const splicer *s, uint32_t helper)
 {
-    if (helper == ATTUNE__HELPER_SHORT_TANH || helper == ATTUNE__HELPER_SHORT_CAP)
+    if (helper >= ATTUNE__HELPER_SHORT_TANH)
         return false;
     return helper < ATTUNE__HELPER_SUM_1 || (helper < ATTUNE__HELPER_BOUND ? is_adding(s) : has_bounds(s));
 }

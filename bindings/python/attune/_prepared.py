@@ -12,7 +12,7 @@ from ._array import View
 from ._library import check, lib
 from ._library import struct as made
 from .expr import Number, parameter_table
-from .instance import ORIGIN
+from .instance import ORIGIN, wrap
 from .mask import Mask
 from .plan import Plan, capture_table, tensor
 
@@ -88,8 +88,7 @@ class Prepared:
             check(self._function(plan._handle, queue, begin, None))
             return
         # The CPU uses a workspace to the end of its buffer, which must therefore be that of the bytes.
-        buffer = ctypes.c_void_p()
-        check(lib.attune_buffer_wrap(plan.device._handle, workspace, plan.workspace_size, ctypes.byref(buffer)))
+        buffer = wrap(plan.device, workspace, plan.workspace_size)
         try:
             words[self._workspace] = buffer.value or 0
             check(self._function(plan._handle, queue, begin, None))

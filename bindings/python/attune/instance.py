@@ -116,6 +116,14 @@ class Queue(Handle):
         self._own(handle, lib.attune_cuda_queue_destroy)
 
 
+def wrap(device: Device, begin: int, size: int) -> ctypes.c_void_p:
+    """A buffer of bytes at an address that the device reads in place, whose owner keeps them; attune_buffer_destroy releases it."""
+    handle = ctypes.c_void_p()
+    function = lib.attune_cuda_buffer_wrap if device.backend == "cuda" else lib.attune_buffer_wrap
+    check(function(device._handle, begin, size, ctypes.byref(handle)))
+    return handle
+
+
 #: Where Memory begins: a multiple of every alignment.
 ORIGIN = 256
 
@@ -126,10 +134,7 @@ class Memory(Handle):
     device uses all that its buffer has."""
 
     def __init__(self, device: Device) -> None:
-        handle = ctypes.c_void_p()
-        wrap = lib.attune_cuda_buffer_wrap if device.backend == "cuda" else lib.attune_buffer_wrap
-        check(wrap(device._handle, ORIGIN, 1 << 63, ctypes.byref(handle)))
-        self._own(handle, lib.attune_buffer_destroy)
+        self._own(wrap(device, ORIGIN, 1 << 63), lib.attune_buffer_destroy)
 
 
 class Device(Handle):

@@ -10,7 +10,7 @@ from . import _abi
 from ._array import DLPACK_CPU, DLPACK_CUDA, View, dtype_of, empty_like, fill, view
 from ._library import Handle, InvalidArgument, check, field_names, lib, struct, table, text
 from .expr import Expr, Number, parameter_table
-from .instance import ORIGIN, Device
+from .instance import ORIGIN, Device, wrap
 from .mask import Mask
 
 Options = Mapping[str, Any]
@@ -158,9 +158,7 @@ class Workspace:
 
     def wrap(self, begin: int, size: int) -> int | None:
         """A buffer of an array's bytes: workspace may begin there, whatever the address."""
-        handle = ctypes.c_void_p()
-        wrap = lib.attune_cuda_buffer_wrap if self.device.backend == "cuda" else lib.attune_buffer_wrap
-        check(wrap(self.device._handle, begin, size, ctypes.byref(handle)))
+        handle = wrap(self.device, begin, size)
         self.handles.append(handle)
         return handle.value
 
