@@ -26,8 +26,7 @@ static attune_plan_choice choice_of(const attune__search *search, const attune__
     uint32_t occupancy = attune__occupancy(search->limits, &found->cost);
     uint32_t split = 1;
     if (decode)
-        split = o->split_kv ? o->split_kv
-                            : attune__decode_split(search, &found->tile, occupancy, fewest_parts(search, found));
+        split = o->split_kv ? o->split_kv : attune__decode_split(search, found, occupancy, fewest_parts(search, found));
     return (attune_plan_choice){
         .struct_size = sizeof(attune_plan_choice),
         .kernel = found->family->name,

@@ -14,6 +14,12 @@
 #define MOST_ALWAYS    8  /* up to here the forward kernel's tile would be nearly empty */
 #define MOST_FORCED    64 /* rows of the largest decode tile */
 #define FEWEST_KEYS    ATTUNE__DECODE_FEWEST_KEYS
+#define FEWEST_TILES   4 /* of keys of a part, compared with whose time that of the merge is small */
+/* Of short parts: those that a merge has on their way at once, up to which it takes the same time; on an H200 that in
+ * which a workgroup reads so much of K and V. */
+#define MERGE_PARTS 16
+#define MERGE_BYTES (112 * 1024)
+#define SHORT_KEYS  64 /* the fewest of a short part, whose partial result takes no more memory than its keys */
 
 int64_t attune__decode_most_queries(const attune__search *search)
 {
@@ -88,20 +94,29 @@ uint32_t attune__decode_fewest(const attune__shape *shape, uint32_t block_n, uin
     return each ? (blocks + each - 1) / each : UINT32_MAX;
 }
 
-uint32_t attune__decode_split(const attune__search *search, const attune__tile *tile, uint32_t occupancy,
+uint32_t attune__decode_split(const attune__search *search, const attune__found *found, uint32_t occupancy,
                               uint32_t fewest)
 {
     const attune__shape *s = search->shape;
-    int64_t packed = attune__shape_packed_heads(s), rows = s->q_len * packed, m = tile->value[ATTUNE__BLOCK_M];
+    const uint32_t m = found->tile.value[ATTUNE__BLOCK_M], n = found->tile.value[ATTUNE__BLOCK_N];
+    int64_t packed = attune__shape_packed_heads(s), rows = s->q_len * packed;
     int64_t groups = s->batch * (s->heads / packed) * ((rows + m - 1) / m);
     int64_t slots = (int64_t)search->limits->compute_units * (occupancy < 2 ? 1 : 2);
-    /* At least four tiles per part, so that the merge is small compared with the work. */
-    uint32_t n = tile->value[ATTUNE__BLOCK_N];
-    int64_t split = slots / groups, parts = (s->kv_len + 4 * n - 1) / (4 * n);
-    int64_t steps = attune__decode_steps(s, n);
+    const bool is_short = found->family->short_parts;
+    int64_t split = slots / groups, steps = attune__decode_steps(s, n);
+    int64_t parts = (s->kv_len + FEWEST_TILES * n - 1) / (FEWEST_TILES * n);
+    if (is_short && parts < MERGE_PARTS) {
+        const int64_t least = n < SHORT_KEYS ? SHORT_KEYS : n, most = (s->kv_len + least - 1) / least;
+        parts = most < MERGE_PARTS ? most : MERGE_PARTS;
+    }
     split = split < parts ? split : parts;
     split = split < steps ? split : steps;
     split = split < ATTUNE__MOST_SPLITS ? split : ATTUNE__MOST_SPLITS;
+    if (is_short && split > 1) {
+        const int64_t others = s->kv_len - (s->kv_len + split - 1) / split;
+        const int64_t row = (int64_t)attune__dtype_bytes(s) * (s->head_dim + s->head_dim_v);
+        split = others * row < MERGE_BYTES ? 1 : split;
+    }
     return split < fewest ? fewest : (uint32_t)split;
 }
 

@@ -113,6 +113,9 @@ typedef struct attune__family {
     void (*variant)(const attune__shape *shape, const attune_plan_choice *choice, attune__variant *variant);
     /* Forward and decode: the limit on steps of BLOCK_N keys of a workgroup; NULL = none. */
     uint32_t (*most_steps)(const attune__search *search, const attune__tile *tile);
+    /* Decode: a part of the keys may have a single tile, if the merge takes less time than that saves; else it has at
+     * least four. */
+    bool short_parts;
 } attune__family;
 
 /* The families, in the order of preference within a backend; NULL at the end. */
@@ -194,7 +197,7 @@ int64_t attune__decode_most_queries(const attune__search *search);
 #define ATTUNE__DECODE_FEWEST_KEYS 256 /* fewer do not pay for the merge */
 /* The automatic number of parts of the keys. */
 #define ATTUNE__MOST_SPLITS 128
-uint32_t attune__decode_split(const attune__search *search, const attune__tile *tile, uint32_t occupancy,
+uint32_t attune__decode_split(const attune__search *search, const attune__found *found, uint32_t occupancy,
                               uint32_t fewest);
 /* The smallest number of parts such that none has more than `most` steps of keys; UINT32_MAX if a block of the mask has
  * more. */

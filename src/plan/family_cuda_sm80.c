@@ -590,6 +590,7 @@ const attune__family attune__cuda_sm80 = {
     .shares = true,
     .sinks = true,
     .serve_above_256 = true,
+    .short_parts = true,
     .matrix = ATTUNE_MATRIX_MMA_SYNC,
     .dtypes = ATTUNE__CACHE_DTYPES,
     .mixes = 1u << ATTUNE__PASS_FORWARD | 1u << ATTUNE__PASS_DECODE,

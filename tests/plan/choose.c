@@ -239,6 +239,14 @@ Test(choose, decode_rule)
     cr_assert(c.decode && c.split_kv == 16, "%u",
               c.split_kv); /* 132 units over 2 KV heads, four tiles a part at least */
     cr_assert_eq(c.workspace, 8 * 16 * 128 * 4 + 8 * 16 * 2 * 4);
+    /* Up to 16 parts may have one tile, if that saves a workgroup more time than the merge takes. */
+    p.kv_len = 2048;
+    cr_assert_eq(plan("h100", &p, NULL).split_kv, 16);
+    p.kv_len = 512;
+    cr_assert_eq(plan("h100", &p, NULL).split_kv, 4);
+    p.kv_len = 300;
+    cr_assert_eq(plan("h100", &p, NULL).split_kv, 1);
+    p.kv_len = 8192;
     p.q_len = 8;
     cr_assert(plan("h100", &p, NULL).decode);
     p.q_len = 16;
