@@ -382,7 +382,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 }
 
 /* Combines the splits of a row: a grid of batch x heads x q_len CTAs. As many splits are on their way at once: */
-constexpr int AT_ONCE = 16;
+constexpr int AT_ONCE = ATTUNE_CUDA_COMBINED_AT_ONCE;
 
 extern "C" __global__ void attune_combine_sm80(const __grid_constant__ attune_cuda_arguments a,
                                                const __grid_constant__ attune_cuda_parts parts)

@@ -55,6 +55,9 @@ ATTUNE_CUDA_LAYOUT attune_cuda_forward_sm80_layout attune_cuda_forward_sm80(attu
     return l;
 }
 
+/* The splits of a row that the kernel which combines them has on their way at once. */
+#define ATTUNE_CUDA_COMBINED_AT_ONCE 16
+
 /* Whether decode's accumulators leave no registers for what a thread keeps across tiles. */
 ATTUNE_CUDA_LAYOUT int attune_cuda_decode_sm80_saves_state(attune_cuda_tile t)
 {

@@ -15,9 +15,7 @@
 #define MOST_FORCED    64 /* rows of the largest decode tile */
 #define FEWEST_KEYS    ATTUNE__DECODE_FEWEST_KEYS
 #define FEWEST_TILES   4 /* of keys of a part, compared with whose time that of the merge is small */
-/* Of short parts: those that a merge has on their way at once, up to which it takes the same time; on an H200 that in
- * which a workgroup reads so much of K and V. */
-#define MERGE_PARTS 16
+/* Of short parts, on an H200: the merge takes as long as a workgroup reads so much of K and V. */
 #define MERGE_BYTES (112 * 1024)
 #define SHORT_KEYS  64 /* the fewest of a short part, whose partial result takes no more memory than its keys */
 
@@ -94,6 +92,23 @@ uint32_t attune__decode_fewest(const attune__shape *shape, uint32_t block_n, uin
     return each ? (blocks + each - 1) / each : UINT32_MAX;
 }
 
+/* The most parts of the keys that are worth their merge, for tiles of n keys. */
+static int64_t most_parts(const attune__shape *s, uint32_t n, uint32_t short_parts)
+{
+    const int64_t parts = (s->kv_len + FEWEST_TILES * n - 1) / (FEWEST_TILES * n);
+    if (parts >= short_parts)
+        return parts;
+    const int64_t least = n < SHORT_KEYS ? SHORT_KEYS : n, most = (s->kv_len + least - 1) / least;
+    return most < short_parts ? most : short_parts;
+}
+
+/* Whether the keys that other workgroups have in `split` parts would take longer than the merge. */
+static bool outweighs_merge(const attune__shape *s, int64_t split)
+{
+    const int64_t others = s->kv_len - (s->kv_len + split - 1) / split;
+    return others * (int64_t)attune__dtype_bytes(s) * (s->head_dim + s->head_dim_v) >= MERGE_BYTES;
+}
+
 uint32_t attune__decode_split(const attune__search *search, const attune__found *found, uint32_t occupancy,
                               uint32_t fewest)
 {
@@ -102,21 +117,13 @@ uint32_t attune__decode_split(const attune__search *search, const attune__found 
     int64_t packed = attune__shape_packed_heads(s), rows = s->q_len * packed;
     int64_t groups = s->batch * (s->heads / packed) * ((rows + m - 1) / m);
     int64_t slots = (int64_t)search->limits->compute_units * (occupancy < 2 ? 1 : 2);
-    const bool is_short = found->family->short_parts;
-    int64_t split = slots / groups, steps = attune__decode_steps(s, n);
-    int64_t parts = (s->kv_len + FEWEST_TILES * n - 1) / (FEWEST_TILES * n);
-    if (is_short && parts < MERGE_PARTS) {
-        const int64_t least = n < SHORT_KEYS ? SHORT_KEYS : n, most = (s->kv_len + least - 1) / least;
-        parts = most < MERGE_PARTS ? most : MERGE_PARTS;
-    }
+    int64_t split = slots / groups, parts = most_parts(s, n, found->family->short_parts);
+    int64_t steps = attune__decode_steps(s, n);
     split = split < parts ? split : parts;
     split = split < steps ? split : steps;
     split = split < ATTUNE__MOST_SPLITS ? split : ATTUNE__MOST_SPLITS;
-    if (is_short && split > 1) {
-        const int64_t others = s->kv_len - (s->kv_len + split - 1) / split;
-        const int64_t row = (int64_t)attune__dtype_bytes(s) * (s->head_dim + s->head_dim_v);
-        split = others * row < MERGE_BYTES ? 1 : split;
-    }
+    if (found->family->short_parts && split > 1 && !outweighs_merge(s, split))
+        split = 1;
     return split < fewest ? fewest : (uint32_t)split;
 }
 

@@ -113,9 +113,9 @@ typedef struct attune__family {
     void (*variant)(const attune__shape *shape, const attune_plan_choice *choice, attune__variant *variant);
     /* Forward and decode: the limit on steps of BLOCK_N keys of a workgroup; NULL = none. */
     uint32_t (*most_steps)(const attune__search *search, const attune__tile *tile);
-    /* Decode: a part of the keys may have a single tile, if the merge takes less time than that saves; else it has at
-     * least four. */
-    bool short_parts;
+    /* Decode: up to so many parts, which merging has on their way at once, may have a single tile of keys, if that
+     * saves more time than the merge takes; other parts have at least four. */
+    uint32_t short_parts;
 } attune__family;
 
 /* The families, in the order of preference within a backend; NULL at the end. */
