@@ -178,10 +178,11 @@ typedef struct attune_cuda_arguments {
 } attune_cuda_arguments;
 
 /* Decode: query heads packed into a tile, splits of the keys, and with several splits the partial results, laid out as
- * in src/plan/plan.h: float o[batch][heads][q_len][split][head_dim_v] and ml[...][split][2], m as S is. */
+ * in src/plan/plan.h: float o[batch][heads][q_len][split][head_dim_v] and ml[...][split][2], m as S is. Where the CTAs
+ * of a row's splits are a cluster, they combine these without either. */
 typedef struct attune_cuda_parts {
     unsigned long long o, ml;
-    int packed, split;
+    int packed, split, clustered;
 } attune_cuda_parts;
 
 /* A tensor of elements of four bytes, int32 but where another type is said; strides in elements. Address 0 = absent. */

@@ -3,7 +3,8 @@
  * Decode with mma.sync and cp.async: few query rows, many keys (Flash-Decoding). A CTA computes the packed rows of the
  * query heads that share keys (row = head in the group * q_len + q) over one split of the keys. Its warps divide the
  * rows by 16, then the columns of each tile of keys; each has its own running maximum and sum, which are merged through
- * shared memory at the end. With several splits attune_combine_sm80 combines their partial results.
+ * shared memory at the end. Partial results of several splits are combined by the CTAs of a cluster, which exchange
+ * them in shared memory, or in global memory by attune_combine_sm80.
  */
 #include "layout_sm80.h"
 #include "mma.cuh"
@@ -12,6 +13,7 @@
 
 constexpr int ROW_GROUPS = BLOCK_M / 16, KEY_GROUPS = WARPS / ROW_GROUPS;
 constexpr int KEYS = BLOCK_N / KEY_GROUPS, N_TILES = KEYS / 8, DV_TILES = PAD_DV / 8;
+constexpr bool CLUSTERS = __CUDA_ARCH__ >= 900; /* that the device has them */
 static_assert(KEY_GROUPS * ROW_GROUPS == WARPS, "warps divide the rows, then the keys");
 static_assert(KEYS % 16 == 0, "a warp computes 16 columns or a multiple");
 
@@ -200,8 +202,65 @@ __device__ __forceinline__ void hook(float (&s)[1][N_TILES][4], const attune_cud
     }
 }
 
-/* 7: merges the warps' results and stores O and LSE, or the split's partial result. */
-__device__ __forceinline__ void store(const float *o, const float *ml, const attune_cuda_arguments &a,
+/* Parts of a row's keys, those of warps or splits: ml_of gives m and l of one, o_of its O; COUNT are on their way at
+ * once. Their largest maximum, and what they add up to: */
+template <int COUNT, typename ml_source>
+__device__ __forceinline__ float largest_maximum(int parts, const ml_source &ml_of)
+{
+    float row_max = -ATTUNE_INF;
+#pragma unroll 1
+    for (int i = 0; i < parts; i += COUNT) {
+        float x[COUNT];
+#pragma unroll
+        for (int j = 0; j < COUNT; j++)
+            x[j] = ml_of(min(i + j, parts - 1)).x;
+#pragma unroll
+        for (int j = 0; j < COUNT; j++)
+            row_max = fmaxf(row_max, x[j]);
+    }
+    return row_max;
+}
+
+template <int COUNT, typename ml_source, typename o_source>
+__device__ __forceinline__ void add_parts(float &value, float &sum, int parts, float row_max, float factor,
+                                          const ml_source &ml_of, const o_source &o_of)
+{
+    float base = row_max == -ATTUNE_INF ? 0.0f : row_max;
+    value = 0.0f;
+    sum = 0.0f;
+#pragma unroll 1
+    for (int i = 0; i < parts; i += COUNT) {
+        float2 ml[COUNT];
+        float o[COUNT];
+#pragma unroll
+        for (int j = 0; j < COUNT; j++) {
+            ml[j] = ml_of(min(i + j, parts - 1));
+            o[j] = o_of(min(i + j, parts - 1));
+        }
+#pragma unroll
+        for (int j = 0; j < COUNT; j++)
+            if (i + j < parts) {
+                float weight = exp2_fast((ml[j].x - base) * factor);
+                sum += ml[j].y * weight;
+                value += o[j] * weight;
+            }
+    }
+}
+
+/* m and l of the warps that share a row. */
+struct warps_ml {
+    const float *ml;
+    int row;
+
+    __device__ __forceinline__ float2 operator()(int group) const
+    {
+        return ((const float2 *)ml)[group * BLOCK_M + row];
+    }
+};
+
+/* 7: merges the warps' results and stores O and LSE, or the split's partial result: of a cluster in the place of the
+ * first warps' O. */
+__device__ __forceinline__ void store(float *o, const float *ml, const attune_cuda_arguments &a,
                                       const attune_cuda_parts &parts, const part &p, float factor)
 {
 #pragma unroll 1
@@ -210,17 +269,10 @@ __device__ __forceinline__ void store(const float *o, const float *ml, const att
         if (p.row + row >= p.rows)
             break;
         tile_coord at = row_coord(a, p, p.row + row);
-        float row_max = -ATTUNE_INF, sum = 0.0f, value = 0.0f;
-#pragma unroll
-        for (int g = 0; g < KEY_GROUPS; g++)
-            row_max = fmaxf(row_max, ml[(g * BLOCK_M + row) * 2]);
-        float base = row_max == -ATTUNE_INF ? 0.0f : row_max;
-#pragma unroll
-        for (int g = 0; g < KEY_GROUPS; g++) {
-            float weight = exp2_fast((ml[(g * BLOCK_M + row) * 2] - base) * factor);
-            sum += ml[(g * BLOCK_M + row) * 2 + 1] * weight;
-            value += o[(g * BLOCK_M + row) * PAD_DV + d] * weight;
-        }
+        const warps_ml ml_of = {ml, row};
+        float value, sum, row_max = largest_maximum<KEY_GROUPS>(KEY_GROUPS, ml_of);
+        add_parts<KEY_GROUPS>(value, sum, KEY_GROUPS, row_max, factor, ml_of,
+                              [&](int group) { return o[(group * BLOCK_M + row) * PAD_DV + d]; });
         if (HAVE_MASK && !finite(value) && finite(sum)) {
             block_iterator w;
             part_iterator_begin(w, a, p);
@@ -229,7 +281,9 @@ __device__ __forceinline__ void store(const float *o, const float *ml, const att
              * scale by the one that the row is normalised with. */
             value = again.l == 0.0f ? again.o : again.o * (sum / again.l);
         }
-        if (parts.split > 1) {
+        if (CLUSTERS && parts.clustered) {
+            o[row * PAD_DV + d] = value;
+        } else if (parts.split > 1) {
             i64 to = (((i64)at.b * a.heads + at.h) * a.q_len + at.q) * parts.split + p.index;
             ((float *)parts.o)[to * HEAD_DIM_V + d] = value;
             if (d == 0)
@@ -237,6 +291,43 @@ __device__ __forceinline__ void store(const float *o, const float *ml, const att
         } else
             store_element(a, at, d, value, row_max, sum, factor);
     }
+}
+
+/* 7, in a cluster: each CTA has a part of the elements, and reads that of all splits. Those of m and l replace the
+ * first warps'. */
+__device__ __forceinline__ void combine_cluster(const float *o, float *ml, const attune_cuda_arguments &a,
+                                                const attune_cuda_parts &parts, const part &p, float factor)
+{
+    int all = min(BLOCK_M, p.rows - p.row) * HEAD_DIM_V, each = (all + parts.split - 1) / parts.split;
+    int end = min((p.index + 1) * each, all);
+    __syncthreads();
+#pragma unroll 1
+    for (int row = (int)threadIdx.x; row < BLOCK_M; row += THREADS) {
+        const warps_ml ml_of = {ml, row};
+        float none, sum, row_max = largest_maximum<KEY_GROUPS>(KEY_GROUPS, ml_of);
+        add_parts<KEY_GROUPS>(none, sum, KEY_GROUPS, row_max, factor, ml_of, [](int) { return 0.0f; });
+        ((float2 *)ml)[row] = make_float2(row_max, sum);
+    }
+    cluster_sync();
+#pragma unroll 1
+    for (int i = p.index * each + (int)threadIdx.x; i < end; i += THREADS) {
+        int row = i / HEAD_DIM_V, d = i - row * HEAD_DIM_V;
+        auto ml_of = [&](int rank) {
+            float2 of;
+            load_rank_2(of.x, of.y, shared_address(ml + row * 2), (u32)rank);
+            return of;
+        };
+        auto o_of = [&](int rank) {
+            float of;
+            load_rank(of, shared_address(o + row * PAD_DV + d), (u32)rank);
+            return of;
+        };
+        float value, sum, row_max = largest_maximum<ATTUNE_CUDA_CLUSTER_SPLITS>(parts.split, ml_of);
+        add_parts<ATTUNE_CUDA_CLUSTER_SPLITS>(value, sum, parts.split, row_max, factor, ml_of, o_of);
+        store_element(a, row_coord(a, p, p.row + row), d, value, row_max, sum, factor);
+    }
+    /* No CTA ends before each has read its split. */
+    cluster_sync();
 }
 
 /* ---------------------------------------------------------------------------------------------------------- kernels */
@@ -279,7 +370,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     static_assert(planned(AT.size) && TERM_BYTES == AT.terms_buffer);
     u32 q_tile = shared_address(memory) + AT.q, k_tiles = q_tile + (AT.k - AT.q), v_tiles = k_tiles + (AT.v - AT.k),
         terms = v_tiles + (AT.terms - AT.v), rows = terms + (AT.state - AT.terms);
-    let_next_launch();
+    wait_for_launches();
     part p = part_of(a, parts, (int)blockIdx.x);
     p = {uniform(p.b),     uniform(p.h),    uniform(p.h_kv),  uniform(p.row), uniform(p.rows),
          uniform(p.index), uniform(p.step), uniform(p.steps), uniform(p.end)};
@@ -379,6 +470,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     __syncthreads();
     store(o_groups, ml_groups, a, parts, p, factor);
+    if constexpr (CLUSTERS)
+        if (parts.clustered)
+            combine_cluster(o_groups, ml_groups, a, parts, p, factor);
 }
 
 /* Combines the splits of a row: a grid of batch x heads x q_len CTAs. As many splits are on their way at once: */
@@ -392,40 +486,14 @@ extern "C" __global__ void attune_combine_sm80(const __grid_constant__ attune_cu
     const float2 *ml = (const float2 *)parts.ml + (i64)row * parts.split;
     const float *o = (const float *)parts.o + (i64)row * parts.split * HEAD_DIM_V;
     wait_for_launches();
-    float factor = fold_factor(a.scale), row_max = -ATTUNE_INF, sum = 0.0f;
-#pragma unroll 1
-    for (int i = 0; i < parts.split; i += AT_ONCE) {
-        float x[AT_ONCE];
-#pragma unroll
-        for (int j = 0; j < AT_ONCE; j++)
-            x[j] = ml[min(i + j, parts.split - 1)].x;
-#pragma unroll
-        for (int j = 0; j < AT_ONCE; j++)
-            row_max = fmaxf(row_max, x[j]);
-    }
-    float base = row_max == -ATTUNE_INF ? 0.0f : row_max;
+    float factor = fold_factor(a.scale);
+    auto ml_of = [&](int part) { return ml[part]; };
+    float row_max = largest_maximum<AT_ONCE>(parts.split, ml_of);
 #pragma unroll 1
     for (int d = (int)threadIdx.x; d < HEAD_DIM_V; d += (int)blockDim.x) {
-        float value = 0.0f;
-        sum = 0.0f;
-#pragma unroll 1
-        for (int i = 0; i < parts.split; i += AT_ONCE) {
-            float2 part[AT_ONCE];
-            float of[AT_ONCE];
-#pragma unroll
-            for (int j = 0; j < AT_ONCE; j++) {
-                int at_j = min(i + j, parts.split - 1);
-                part[j] = ml[at_j];
-                of[j] = o[(i64)at_j * HEAD_DIM_V + d];
-            }
-#pragma unroll
-            for (int j = 0; j < AT_ONCE; j++)
-                if (i + j < parts.split) {
-                    float weight = exp2_fast((part[j].x - base) * factor);
-                    sum += part[j].y * weight;
-                    value += of[j] * weight;
-                }
-        }
+        float value, sum;
+        add_parts<AT_ONCE>(value, sum, parts.split, row_max, factor, ml_of,
+                           [&](int part) { return o[(i64)part * HEAD_DIM_V + d]; });
         store_element(a, at, d, value, row_max, sum, factor);
     }
 }

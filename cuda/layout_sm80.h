@@ -58,6 +58,9 @@ ATTUNE_CUDA_LAYOUT attune_cuda_forward_sm80_layout attune_cuda_forward_sm80(attu
 /* The splits of a row that the kernel which combines them has on their way at once. */
 #define ATTUNE_CUDA_COMBINED_AT_ONCE 16
 
+/* The splits of a row that a cluster of CTAs combines: as many as all devices with clusters have in one. */
+#define ATTUNE_CUDA_CLUSTER_SPLITS 8
+
 /* Whether decode's accumulators leave no registers for what a thread keeps across tiles. */
 ATTUNE_CUDA_LAYOUT int attune_cuda_decode_sm80_saves_state(attune_cuda_tile t)
 {

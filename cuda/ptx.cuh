@@ -440,7 +440,7 @@ template <int BARRIER, int COUNT> __device__ __forceinline__ int named_sync_or(i
 
 /* --------------------------------------------------------------------------------------------------------- clusters */
 
-/* Clusters have two CTAs: 0 or 1. */
+/* Of a pair, 0 or 1. */
 __device__ __forceinline__ u32 cluster_rank()
 {
     u32 rank;
@@ -464,11 +464,33 @@ __device__ __forceinline__ u32 first_address(u32 address)
     return first;
 }
 
+/* The same in that of any rank. */
+__device__ __forceinline__ u32 rank_address(u32 address, u32 rank)
+{
+    u32 of_rank;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(of_rank) : "r"(address), "r"(rank));
+    return of_rank;
+}
+
 /* Stores 16 bytes at the same address of the peer CTA. */
 __device__ __forceinline__ void store_peer_4(u32 to, u32 x, u32 y, u32 z, u32 w)
 {
     asm volatile("st.shared::cluster.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(peer_address(to)), "r"(x), "r"(y), "r"(z),
                  "r"(w)
+                 : "memory");
+}
+
+/* Loads what is at the same address in the shared memory of any rank. */
+__device__ __forceinline__ void load_rank(float &x, u32 from, u32 rank)
+{
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(x) : "r"(rank_address(from, rank)) : "memory");
+}
+
+__device__ __forceinline__ void load_rank_2(float &x, float &y, u32 from, u32 rank)
+{
+    asm volatile("ld.shared::cluster.v2.f32 {%0,%1}, [%2];"
+                 : "=f"(x), "=f"(y)
+                 : "r"(rank_address(from, rank))
                  : "memory");
 }
 

@@ -362,8 +362,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     static_assert(planned(AT.size));
     u32 q_tile = shared_address(memory), k_tile = q_tile + AT.k, v_tile = q_tile + AT.v;
     typedef key_of_tile<(STAGES > 1)>::type key;
-    if (config::PARTS && TAKEN)
-        wait_for_launches();
+    wait_for_launches();
     key *keys = (key *)(memory + AT.keys);
     float *maxima = (float *)(memory + AT.maxima), *p = (float *)(memory + AT.p);
     float *k_factors = (float *)(memory + AT.k_factors), *v_factors = (float *)(memory + AT.v_factors);

@@ -147,6 +147,7 @@ typedef struct attune__cuda_program {
     uint32_t float_sums;             /* backward: bits of the captures whose gradients are summed in float32 */
     attune__cu_function combine;     /* decode with more than one split */
     uint32_t packed_heads, split;    /* decode */
+    uint32_t clusters;               /* decode: those of the splits of a row that run at once */
     attune__cu_function schedule;    /* serving, with parts of the keys */
     attune__cuda_parts parts;        /* likewise */
     uint32_t resident;               /* likewise: CTAs that run at once */
@@ -170,10 +171,14 @@ attune_status attune__cuda_append(const attune__program *program, attune_queue *
                                   uint64_t *value);
 attune_status attune__cuda_backward(const attune__program *program, attune_queue *queue, const attune__backward *call,
                                     uint64_t *value);
-/* Launches a kernel that waits itself for those before it (wait_for_launches), and may begin before they end. */
+/* Launches a kernel that waits itself for those before it (wait_for_launches), and may begin before they end; with
+ * cluster > 1, which attune__cuda_most_clusters allows, in clusters of so many CTAs. */
 attune__cu_result attune__cuda_launch_early(attune__cuda_device *device, attune__cu_function function, unsigned grid,
-                                            unsigned threads, unsigned shared, attune__cu_stream stream,
-                                            void **parameters);
+                                            unsigned cluster, unsigned threads, unsigned shared,
+                                            attune__cu_stream stream, void **parameters);
+/* The clusters of so many CTAs that run at once; 0 where the device or the driver has none. Needs the context. */
+uint32_t attune__cuda_most_clusters(attune__cuda_device *device, attune__cu_function function, unsigned cluster,
+                                    unsigned threads, unsigned shared);
 /* A further function of a loaded module. */
 attune_status attune__cuda_function(attune__cuda_device *device, attune__cu_module module, const char *name,
                                     attune__cu_function *function);

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: MIT */
-/* The hot call of decode: one launch, and with more than one split a second one that combines them. */
+/* The hot call of decode: one launch, and where no clusters have the splits of a row a second one that combines them.
+ */
 #include "cuda/cuda.h"
 
 #include "base/error.h"
 #include "base/round.h"
+#include "cuda/layout_sm80.h"
 
 #define COMBINE_THREADS 128
 
@@ -14,6 +16,12 @@ attune_status attune__cuda_decode_load(attune__cuda_program *program, const attu
     program->split = desc->choice->split_kv;
     if (program->split < 2)
         return ATTUNE_OK;
+    if (program->split <= ATTUNE_CUDA_CLUSTER_SPLITS) {
+        ATTUNE__TRY(attune__cuda_enter(device));
+        program->clusters = attune__cuda_most_clusters(device, program->kernel.function, program->split,
+                                                       program->kernel.threads, program->kernel.shared_memory);
+        attune__cuda_leave(device);
+    }
     return attune__cuda_function(device, program->kernel.module, "attune_combine_sm80", &program->combine);
 }
 
@@ -25,10 +33,11 @@ static uint32_t packed_heads(const attune__cuda_program *program, const attune__
 }
 
 /* The partial results are at the beginning of the workspace (src/plan/plan.h). */
-static attune_cuda_parts parts_of(const attune__cuda_program *program, const attune__forward *call)
+static attune_cuda_parts parts_of(const attune__cuda_program *program, const attune__forward *call, bool clustered)
 {
-    attune_cuda_parts parts = {.packed = (int)packed_heads(program, call), .split = (int)program->split};
-    if (parts.split > 1) {
+    attune_cuda_parts parts = {
+        .packed = (int)packed_heads(program, call), .split = (int)program->split, .clustered = clustered};
+    if (parts.split > 1 && !clustered) {
         const uint64_t rows = (uint64_t)(call->batch * call->heads * call->q_len) * program->split;
         const uint64_t o_bytes = rows * (uint64_t)call->v.size[3] * sizeof(float);
         parts.o = attune__cuda_pointer(call->workspace) + call->workspace_offset;
@@ -42,7 +51,6 @@ attune_status attune__cuda_decode(const attune__program *program, attune_queue *
 {
     const attune__cuda_program *mine = (const attune__cuda_program *)program;
     attune__cuda_device *device = attune__cuda_of(program->device);
-    const attune__cuda_driver *driver = &device->driver;
     attune__cuda_queue *stream = (attune__cuda_queue *)queue;
     const int64_t packed = packed_heads(mine, call), rows = call->q_len * packed,
                   tiles = (rows + mine->kernel.block_m - 1) / mine->kernel.block_m;
@@ -53,17 +61,18 @@ attune_status attune__cuda_decode(const attune__program *program, attune_queue *
                             "batch %lld, heads %lld and %u parts make more than %d workgroups: cut the batch",
                             (long long)call->batch, (long long)call->heads, mine->split, ATTUNE__CUDA_MOST_BLOCKS);
     attune_cuda_arguments arguments = attune__cuda_arguments_of(mine, call);
-    attune_cuda_parts parts = parts_of(mine, call);
+    const bool clustered = mine->split > 1 && !call->splits && tiles * planes <= (int64_t)mine->clusters;
+    attune_cuda_parts parts = parts_of(mine, call, clustered);
     void *parameters[] = {&arguments, &parts};
     ATTUNE__TRY(attune__cuda_enter(device));
     attune_status status = attune__cuda_queue_begin(stream, call->seconds != NULL);
     if (status == ATTUNE_OK) {
-        attune__cu_result result =
-            driver->launch(mine->kernel.function, (unsigned)(tiles * planes * mine->split), 1, 1, mine->kernel.threads,
-                           1, 1, mine->kernel.shared_memory, stream->stream, parameters, NULL);
-        if (result == CU_SUCCESS && mine->split > 1 && !call->splits)
-            result = attune__cuda_launch_early(device, mine->combine, (unsigned)all, COMBINE_THREADS, 0, stream->stream,
-                                               parameters);
+        attune__cu_result result = attune__cuda_launch_early(
+            device, mine->kernel.function, (unsigned)(tiles * planes * mine->split), clustered ? mine->split : 1,
+            mine->kernel.threads, mine->kernel.shared_memory, stream->stream, parameters);
+        if (result == CU_SUCCESS && mine->split > 1 && !clustered && !call->splits)
+            result = attune__cuda_launch_early(device, mine->combine, (unsigned)all, 1, COMBINE_THREADS, 0,
+                                               stream->stream, parameters);
         status = attune__cuda_check(device, result, "cuLaunchKernel");
         status = attune__cuda_queue_end(stream, status, value, call->seconds);
     }

@@ -37,9 +37,12 @@ bool attune__cuda_driver_open(attune__cuda_driver *driver, char *reason, size_t 
     ATTUNE__CUDA_FUNCTIONS(FIND)
 #undef FIND
     int version = 0;
-    symbol = attune__library_symbol(driver->library, "cuLaunchKernelEx");
-    if (driver->driver_version(&version) == CU_SUCCESS && version >= OVERLAPS)
+    if (driver->driver_version(&version) == CU_SUCCESS && version >= OVERLAPS) {
+        symbol = attune__library_symbol(driver->library, "cuLaunchKernelEx");
         memcpy(&driver->launch_ex, &symbol, sizeof symbol);
+        symbol = attune__library_symbol(driver->library, "cuOccupancyMaxActiveClusters");
+        memcpy(&driver->most_clusters, &symbol, sizeof symbol);
+    }
     const attune__cu_result result = driver->init(0);
     if (result == CU_SUCCESS)
         return true;

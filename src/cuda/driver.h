@@ -87,6 +87,7 @@ enum {
     CU_TENSOR_MAP_L2_PROMOTION_256B = 3,
     CU_EVENT_BLOCKING_SYNC = 1,
     CU_EVENT_DISABLE_TIMING = 2,
+    CU_LAUNCH_CLUSTER_DIMENSION = 4,
     CU_LAUNCH_PROGRAMMATIC_SERIALIZATION = 6
 };
 
@@ -150,11 +151,12 @@ enum {
        unsigned block_y, unsigned block_z, unsigned shared, attune__cu_stream stream, void **parameters,               \
        void **extra))
 
-/* CUlaunchAttribute: that a launch may begin before the one before it has ended. */
+/* CUlaunchAttribute: the CTAs of a cluster, or that a launch may begin before the one before it has ended. */
 typedef struct attune__cu_launch_attribute {
     int id;
     union {
         _Alignas(8) int allowed;
+        unsigned cluster[3];
         unsigned char bytes[64];
     } value;
 } attune__cu_launch_attribute;
@@ -176,6 +178,9 @@ typedef struct attune__cuda_driver {
     /* cuLaunchKernelEx; NULL where launches wait for those before them: before CUDA 12.3, which captures others. */
     attune__cu_result (*launch_ex)(const attune__cu_launch_config *config, attune__cu_function function,
                                    void **parameters, void **extra);
+    /* cuOccupancyMaxActiveClusters; NULL where launch_ex is. */
+    attune__cu_result (*most_clusters)(int *count, attune__cu_function function,
+                                       const attune__cu_launch_config *config);
 #define MEMBER(name, symbol, parameters) attune__cu_result(*name) parameters;
     ATTUNE__CUDA_FUNCTIONS(MEMBER)
 #undef MEMBER

@@ -175,12 +175,9 @@ attune_status attune__cuda_serve(const attune__cuda_program *program, attune__cu
     const bool schedules = serving.slots && !call->serving->schedule;
     if (schedules)
         result = launch_schedule(program, queue, parameters);
-    if (result == CU_SUCCESS && schedules && program->parts.taken)
-        result = attune__cuda_launch_early(device, kernel->function, (unsigned)grid, kernel->threads,
+    if (result == CU_SUCCESS)
+        result = attune__cuda_launch_early(device, kernel->function, (unsigned)grid, 1, kernel->threads,
                                            kernel->shared_memory, queue->stream, parameters);
-    else if (result == CU_SUCCESS)
-        result = device->driver.launch(kernel->function, (unsigned)grid, 1, 1, kernel->threads, 1, 1,
-                                       kernel->shared_memory, queue->stream, parameters, NULL);
     return attune__cuda_queue_end(queue, attune__cuda_check(device, result, "cuLaunchKernel"), value, call->seconds);
 }
 

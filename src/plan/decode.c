@@ -16,8 +16,9 @@
 #define FEWEST_KEYS    ATTUNE__DECODE_FEWEST_KEYS
 #define FEWEST_TILES   4 /* of keys of a part, compared with whose time that of the merge is small */
 /* Of short parts, on an H200: the merge takes as long as a workgroup reads so much of K and V. */
-#define MERGE_BYTES (112 * 1024)
-#define SHORT_KEYS  64 /* the fewest of a short part, whose partial result takes no more memory than its keys */
+#define MERGE_BYTES   (112 * 1024)
+#define CLUSTER_SAVES (72 * 1024) /* of which a merge in a cluster saves so much */
+#define SHORT_KEYS    64 /* the fewest of a short part, whose partial result takes no more memory than its keys */
 
 int64_t attune__decode_most_queries(const attune__search *search)
 {
@@ -102,11 +103,30 @@ static int64_t most_parts(const attune__shape *s, uint32_t n, uint32_t short_par
     return most < short_parts ? most : short_parts;
 }
 
+static int64_t key_bytes(const attune__shape *s)
+{
+    return (int64_t)attune__dtype_bytes(s) * (s->head_dim + s->head_dim_v);
+}
+
 /* Whether the keys that other workgroups have in `split` parts would take longer than the merge. */
 static bool outweighs_merge(const attune__shape *s, int64_t split)
 {
     const int64_t others = s->kv_len - (s->kv_len + split - 1) / split;
-    return others * (int64_t)attune__dtype_bytes(s) * (s->head_dim + s->head_dim_v) >= MERGE_BYTES;
+    return others * key_bytes(s) >= MERGE_BYTES;
+}
+
+/* Fewer parts, if a cluster merges them, and each then has at most one tile more. The clusters have all to run at once:
+ * a device's units are in groups of 16 or a few more, which leave up to an eighth of them to none. */
+static int64_t clustered(const attune__search *search, const attune__family *family, uint32_t n, int64_t groups,
+                         int64_t split)
+{
+    const attune__shape *s = search->shape;
+    const int64_t most = family->cluster_parts ? family->cluster_parts(search->limits) : 0;
+    const int64_t units = search->limits->compute_units, steps = attune__decode_steps(s, n);
+    if (!most || split <= most || groups * most > units - units / 8)
+        return split;
+    const int64_t more = (steps + most - 1) / most - (steps + split - 1) / split;
+    return more <= 1 && more * attune__decode_step(s, n) * key_bytes(s) <= CLUSTER_SAVES ? most : split;
 }
 
 uint32_t attune__decode_split(const attune__search *search, const attune__found *found, uint32_t occupancy,
@@ -124,6 +144,7 @@ uint32_t attune__decode_split(const attune__search *search, const attune__found 
     split = split < ATTUNE__MOST_SPLITS ? split : ATTUNE__MOST_SPLITS;
     if (found->family->short_parts && split > 1 && !outweighs_merge(s, split))
         split = 1;
+    split = clustered(search, found->family, n, groups, split);
     return split < fewest ? fewest : (uint32_t)split;
 }
 

@@ -116,6 +116,8 @@ typedef struct attune__family {
     /* Decode: up to so many parts, which merging has on their way at once, may have a single tile of keys, if that
      * saves more time than the merge takes; other parts have at least four. */
     uint32_t short_parts;
+    /* Decode: the most parts that a cluster of workgroups merges, in less time than others; NULL = none. */
+    uint32_t (*cluster_parts)(const attune_limits *limits);
 } attune__family;
 
 /* The families, in the order of preference within a backend; NULL at the end. */

@@ -582,6 +582,12 @@ static void sm80_variant(const attune__shape *s, const attune_plan_choice *c, at
             attune__cuda_tile(s, c->block_m, c->block_n, c->num_warps, c->num_stages));
 }
 
+/* From Hopper on. */
+static uint32_t cluster_parts(const attune_limits *limits)
+{
+    return limits->architecture >= 90 ? ATTUNE_CUDA_CLUSTER_SPLITS : 0;
+}
+
 const attune__family attune__cuda_sm80 = {
     .name = "cuda_sm80",
     .backend = ATTUNE_BACKEND_CUDA,
@@ -591,6 +597,7 @@ const attune__family attune__cuda_sm80 = {
     .sinks = true,
     .serve_above_256 = true,
     .short_parts = ATTUNE_CUDA_COMBINED_AT_ONCE,
+    .cluster_parts = cluster_parts,
     .matrix = ATTUNE_MATRIX_MMA_SYNC,
     .dtypes = ATTUNE__CACHE_DTYPES,
     .mixes = 1u << ATTUNE__PASS_FORWARD | 1u << ATTUNE__PASS_DECODE,

@@ -262,21 +262,66 @@ static void repeat(attune_dtype dtype, int64_t q_len, bool back)
     scene_close(&s);
 }
 
+/* A buffer, to which another one's bytes are moved. */
+static attune_buffer *move_away(attune_device *device, attune_buffer *from)
+{
+    const uint64_t size = attune_buffer_size(from);
+    unsigned char *bytes = malloc((size_t)size);
+    attune_buffer *to;
+    cr_assert_not_null(bytes);
+    cr_assert_eq(attune_buffer_create(device, size, &to), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(attune_buffer_read(from, 0, bytes, size), ATTUNE_OK);
+    cr_assert_eq(attune_buffer_write(to, 0, bytes, size), ATTUNE_OK);
+    memset(bytes, 0x55, (size_t)size);
+    cr_assert_eq(attune_buffer_write(from, 0, bytes, size), ATTUNE_OK);
+    free(bytes);
+    return to;
+}
+
+static void copy_to(const attune__cuda_device *device, attune_buffer *to, attune_buffer *from, attune__cu_stream stream)
+{
+    cr_assert_eq(device->driver.copy_on_device(attune__cuda_pointer(to), attune__cuda_pointer(from),
+                                               (size_t)attune_buffer_size(to), stream),
+                 0);
+}
+
+/* Copies that calls on `stream` come after: one in the stream, and one in another that it waits for. */
+static void copy_before(const scene *s, attune_buffer *q, attune_buffer *k, attune__cu_stream stream,
+                        attune__cu_stream other)
+{
+    const attune__cuda_device *device = attune__cuda_of(s->device);
+    const attune__cuda_driver *driver = &device->driver;
+    attune__cu_event fork, join;
+    cr_assert_eq(driver->event_create(&fork, CU_EVENT_DISABLE_TIMING), 0);
+    cr_assert_eq(driver->event_create(&join, CU_EVENT_DISABLE_TIMING), 0);
+    cr_assert_eq(driver->event_record(fork, stream), 0);
+    cr_assert_eq(driver->stream_wait(other, fork, 0), 0);
+    copy_to(device, s->q, q, stream);
+    copy_to(device, s->k, k, other);
+    cr_assert_eq(driver->event_record(join, other), 0);
+    cr_assert_eq(driver->stream_wait(stream, join, 0), 0);
+    driver->event_destroy(fork);
+    driver->event_destroy(join);
+}
+
 static void capture_in_graph(attune_dtype dtype, int64_t q_len, bool back)
 {
     scene s;
     scene_open(&s, dtype, q_len, back);
     const graphs g = graphs_find();
     attune__cuda_device *device = attune__cuda_of(s.device);
-    attune__cu_stream stream;
+    attune__cu_stream stream, other;
     attune_queue *queue;
     void *graph, *made;
     unsigned char *answer = first_answer(&s);
+    attune_buffer *const q = move_away(s.device, s.q), *const k = move_away(s.device, s.k);
     attune_completion completion = {NULL, 77};
     cr_assert_eq(attune__cuda_enter(device), ATTUNE_OK);
     cr_assert_eq(device->driver.stream_create(&stream, CU_STREAM_NON_BLOCKING), 0);
+    cr_assert_eq(device->driver.stream_create(&other, CU_STREAM_NON_BLOCKING), 0);
     cr_assert_eq(attune_cuda_queue_wrap(s.device, stream, &queue), ATTUNE_OK, "%s", attune_last_error());
     cr_assert_eq(g.begin(stream, 0), 0);
+    copy_before(&s, q, k, stream, other);
     for (int slot = 1; slot < 3; slot++)
         cr_assert_eq(scene_run(&s, slot, queue, &completion), ATTUNE_OK, "%s", attune_last_error());
     cr_assert_eq(g.end(stream, &graph), 0);
@@ -297,6 +342,9 @@ static void capture_in_graph(attune_dtype dtype, int64_t q_len, bool back)
     g.destroy(graph);
     attune_cuda_queue_destroy(queue);
     device->driver.stream_destroy(stream);
+    device->driver.stream_destroy(other);
+    attune_buffer_destroy(q);
+    attune_buffer_destroy(k);
     attune__cuda_leave(device);
     free(answer);
     scene_close(&s);

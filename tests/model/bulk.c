@@ -481,3 +481,25 @@ void model_store_cluster(uint32_t to, const void *from, uint32_t size)
     model_shared_store(peer, to, size, pc);
     memcpy(model_shared_bytes(peer, to, size, pc), from, size);
 }
+
+/* Its shared memory is there for as long as any of its threads. */
+static bool has_ended(const cta *of)
+{
+    for (int i = 0; i < (int)model_launch->dimensions.x * model_launch->ctas; i++)
+        if (model_threads[i].cta == of && model_threads[i].state != THREAD_DONE)
+            return false;
+    return true;
+}
+
+/* ld.shared::cluster, likewise */
+void model_load_cluster(void *to, uint32_t from, uint32_t size, uint32_t rank)
+{
+    void *pc = __builtin_return_address(0);
+    if (rank >= (uint32_t)model_launch->ctas)
+        model_report(pc, "reads shared memory of rank %u in a cluster of %d", rank, model_launch->ctas);
+    cta *owner = &model_ctas[rank];
+    if (has_ended(owner))
+        model_report(pc, "reads shared memory of rank %u, which has ended", rank);
+    model_shared_load(owner, from, size, pc);
+    memcpy(to, model_shared_bytes(owner, from, size, pc), size);
+}

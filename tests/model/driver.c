@@ -21,9 +21,9 @@
 #define CU_CAPTURE_UNSUPPORTED 900
 
 typedef struct function {
-    const loaded *from;
+    loaded *from;
     char name[128];
-    int ctas; /* of a cluster */
+    int ctas; /* of a cluster, if the launch does not say */
     void *entry[MODEL_CTAS];
     void (*enter[MODEL_CTAS])(void *function, void **parameters);
     size_t sizes[MODEL_PARAMETERS]; /* of its parameters */
@@ -440,6 +440,11 @@ static bool load_peer(loaded *l)
     return l->peer != NULL;
 }
 
+static bool find_peer(function *f)
+{
+    return load_peer(f->from) && find_entry(f->from->peer, f->name, 1, f);
+}
+
 /* Functions live as long as the process: the driver has no call that frees one. */
 int cuModuleGetFunction(void **found, void *module, const char *name)
 {
@@ -454,10 +459,7 @@ int cuModuleGetFunction(void **found, void *module, const char *name)
     f->ctas = ctas ? *ctas : 1;
     snprintf(f->name, sizeof f->name, "%s", name);
     *found = f;
-    return find_entry(l, name, 0, f) &&
-                   (f->ctas == 1 || (f->ctas <= MODEL_CTAS && load_peer(l) && find_entry(l->peer, name, 1, f)))
-               ? CU_SUCCESS
-               : 500;
+    return find_entry(l, name, 0, f) && (f->ctas == 1 || (f->ctas <= MODEL_CTAS && find_peer(f))) ? CU_SUCCESS : 500;
 }
 int cuFuncGetAttribute(int *value, int attribute, void *of)
 {
@@ -504,7 +506,7 @@ int model_launch_now(const launch_call *of)
                       .grid = {of->grid[0], of->grid[1], of->grid[2]},
                       .dimensions = {of->block[0], of->block[1], of->block[2]},
                       .shared = of->shared,
-                      .ctas = f->ctas,
+                      .ctas = of->ctas,
                       .enter = {f->enter[0], f->enter[1]},
                       .function = {f->entry[0], f->entry[1]},
                       .parameters = of->parameters};
@@ -514,22 +516,48 @@ int model_launch_now(const launch_call *of)
     return right ? CU_SUCCESS : CU_LAUNCH_FAILED;
 }
 
+/* Clusters of the kernel's own size, or of the launch's attribute. */
+static int launch_clusters(function *f, int ctas, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by,
+                           unsigned bz, unsigned shared, void *stream, void **parameters)
+{
+    if (by != 1 || bz != 1 || shared > MODEL_SHARED || ctas > MODEL_CTAS || x % (unsigned)ctas)
+        return CU_INVALID_VALUE;
+    if (ctas > 1 && !f->enter[1] && !find_peer(f))
+        return CU_OUT_OF_MEMORY;
+    const launch_call l = {f, {x, y, z}, {bx, by, bz}, shared, ctas, parameters, f->sizes, f->count};
+    return model_stream_captures(stream) ? model_capture_launch(stream, &l) : model_launch_now(&l);
+}
+
 int cuLaunchKernel(void *of, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz, unsigned shared,
                    void *stream, void **parameters, void **extra)
 {
     (void)extra;
-    const function *f = of;
-    if (by != 1 || bz != 1 || shared > MODEL_SHARED || x % (unsigned)f->ctas)
-        return 1;
-    const launch_call l = {of, {x, y, z}, {bx, by, bz}, shared, parameters, f->sizes, f->count};
-    return model_stream_captures(stream) ? model_capture_launch(stream, &l) : model_launch_now(&l);
+    function *f = of;
+    return launch_clusters(f, f->ctas, x, y, z, bx, by, bz, shared, stream, parameters);
+}
+
+static int ctas_of(const function *f, const attune__cu_launch_config *c)
+{
+    int ctas = f->ctas;
+    for (unsigned i = 0; i < c->attribute_count; i++)
+        if (c->attributes[i].id == CU_LAUNCH_CLUSTER_DIMENSION)
+            ctas = (int)c->attributes[i].value.cluster[0];
+    return ctas;
 }
 
 /* The launch before is over when a kernel begins, whatever the attributes allow. */
-int cuLaunchKernelEx(const attune__cu_launch_config *config, void *of, void **parameters, void **extra);
-int cuLaunchKernelEx(const attune__cu_launch_config *config, void *of, void **parameters, void **extra)
+int cuLaunchKernelEx(const attune__cu_launch_config *c, void *of, void **parameters, void **extra);
+int cuLaunchKernelEx(const attune__cu_launch_config *c, void *of, void **parameters, void **extra)
 {
-    const attune__cu_launch_config *c = config;
-    return cuLaunchKernel(of, c->grid_x, c->grid_y, c->grid_z, c->block_x, c->block_y, c->block_z, c->shared, c->stream,
-                          parameters, extra);
+    (void)extra;
+    return launch_clusters(of, ctas_of(of, c), c->grid_x, c->grid_y, c->grid_z, c->block_x, c->block_y, c->block_z,
+                           c->shared, c->stream, parameters);
+}
+
+/* As if the device had many. */
+int cuOccupancyMaxActiveClusters(int *count, void *of, const attune__cu_launch_config *c);
+int cuOccupancyMaxActiveClusters(int *count, void *of, const attune__cu_launch_config *c)
+{
+    *count = 1024;
+    return ctas_of(of, c) <= MODEL_CTAS ? CU_SUCCESS : CU_INVALID_VALUE;
 }

@@ -9,10 +9,11 @@
 
 #define MODEL_PARAMETERS 16 /* of a kernel, at most */
 
-/* The arguments of cuLaunchKernel. */
+/* The arguments of cuLaunchKernel, and the CTAs of a cluster. */
 typedef struct launch_call {
     void *function;
     unsigned grid[3], block[3], shared;
+    int ctas;
     void **parameters;
     const size_t *sizes; /* bytes of each */
     int count;

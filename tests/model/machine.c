@@ -419,6 +419,7 @@ static const model_machine machine = {
     .copy_peer = model_copy_peer,
     .store_peer = model_store_peer,
     .store_cluster = model_store_cluster,
+    .load_cluster = model_load_cluster,
     .tensor_fence = model_tensor_fence,
     .tcgen05 = model_tcgen05_issue,
     .tcgen05_copy = model_tcgen05_copy,

@@ -133,8 +133,9 @@ typedef struct model_machine {
     /* To the peer, whose barrier counts the bytes. */
     void (*copy_peer)(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier);
     void (*store_peer)(uint32_t to, uint32_t value, uint32_t barrier);
-    /* st.shared::cluster to the peer. */
+    /* st.shared::cluster to the peer, ld.shared::cluster from any rank. */
     void (*store_cluster)(uint32_t to, const void *from, uint32_t size);
+    void (*load_cluster)(void *to, uint32_t from, uint32_t size, uint32_t rank);
     /* tcgen05.fence; mma, cp and commit, by one thread. mask: the ranks at whose barriers it arrives, or 0: at its own
      * CTA's. */
     void (*tensor_fence)(int after);

@@ -319,6 +319,12 @@ void model_shared_access(uint32_t address, uint32_t size, bool write, void *pc)
     touch(model_cta, address, size, write, false, pc);
 }
 
+void model_shared_load(cta *from, uint32_t address, uint32_t size, void *pc)
+{
+    model_shared_bytes(from, address, size, pc);
+    touch(from, address, size, false, false, pc);
+}
+
 void model_shared_store(cta *to, uint32_t address, uint32_t size, void *pc)
 {
     model_shared_bytes(to, address, size, pc);

@@ -210,7 +210,8 @@ void model_access(const void *p, size_t size, int write, void *pc);
 /* The bytes at a shared address of a CTA, after a check of bounds and alignment. */
 unsigned char *model_shared_bytes(const cta *c, uint32_t address, uint32_t size, void *pc);
 void model_shared_access(uint32_t address, uint32_t size, bool write, void *pc);
-/* A store to a CTA's shared memory, which may be the peer's. */
+/* A load from a CTA's shared memory, or a store to it, which may be the peer's. */
+void model_shared_load(cta *from, uint32_t address, uint32_t size, void *pc);
 void model_shared_store(cta *to, uint32_t address, uint32_t size, void *pc);
 void model_check_global(const void *p, size_t size, bool write, void *pc);
 /* A COPYING_... begins or ends. */
@@ -255,6 +256,7 @@ void model_tensor_store(const void *map, uint32_t from, const int *at);
 void model_copy_peer(uint32_t to, uint32_t from, uint32_t bytes, uint32_t barrier);
 void model_store_peer(uint32_t to, uint32_t value, uint32_t barrier);
 void model_store_cluster(uint32_t to, const void *from, uint32_t size);
+void model_load_cluster(void *to, uint32_t from, uint32_t size, uint32_t rank);
 /* tcgen05.commit names a barrier of a CTA; later it arrives there, with the clock of an agent and those of the
  * cluster's mbarriers. */
 void model_barrier_signalled(cta *c, uint32_t address, void *pc);

@@ -231,6 +231,18 @@ __device__ __forceinline__ void store_shared_4(u32 to, float x, float y, float z
     model->store_shared(to, stored, 16);
 }
 
+__device__ __forceinline__ void load_rank(float &x, u32 from, u32 rank)
+{
+    model->load_cluster(&x, from, 4, rank);
+}
+
+__device__ __forceinline__ void load_rank_2(float &x, float &y, u32 from, u32 rank)
+{
+    float loaded[2];
+    model->load_cluster(loaded, from, 8, rank);
+    x = loaded[0], y = loaded[1];
+}
+
 __device__ __forceinline__ void store_peer_4(u32 to, u32 x, u32 y, u32 z, u32 w)
 {
     u32 stored[4] = {x, y, z, w};

@@ -17,7 +17,8 @@
 /* The base's logarithm is small, and its exponent large. */
 #define SLOW_DECAY "score + 20 * pow(0.9999847412109375, 1000.0 * kv)"
 
-#define ORDERED "{\"DETERMINISTIC\": true}"
+#define TWO_SPLITS "{\"SPLIT_KV\": 2}" /* which a cluster combines */
+#define ORDERED    "{\"DETERMINISTIC\": true}"
 
 typedef struct model_case {
     const char *architecture; /* NULL: 80 */
@@ -121,10 +122,25 @@ static const model_case hopper[] = {
     {.architecture = "90", .row = CASE_head_192_128, .dtype = ATTUNE_BF16, .gradients = true},
     {.architecture = "90", .row = CASE_head_256, .dtype = ATTUNE_F16, .gradients = true},
     {.architecture = "90", .row = CASE_decode_few, .dtype = ATTUNE_BF16},
+    {.architecture = "90", .row = CASE_sinks_decode, .dtype = ATTUNE_BF16, .options = TWO_SPLITS},
+    {.architecture = "90", .row = CASE_infinite_split_masked, .dtype = ATTUNE_F16, .options = TWO_SPLITS},
     {.architecture = "90", .row = CASE_half_bias, .dtype = ATTUNE_F16, .gradients = true},
 };
 
 static const model_case hopper_faults[] = {
+    /* A cluster reads the partial results of splits before they are there, and of a CTA that has ended. */
+    {.architecture = "90",
+     .row = CASE_decode_few,
+     .dtype = ATTUNE_BF16,
+     .options = TWO_SPLITS,
+     .fault = "decode_sm80.cu|    cluster_sync();\n#pragma|#pragma",
+     .report = "of shared memory, which"},
+    {.architecture = "90",
+     .row = CASE_decode_few,
+     .dtype = ATTUNE_BF16,
+     .options = TWO_SPLITS,
+     .fault = "decode_sm80.cu|has read its split. */\n    cluster_sync();|has read its split. */",
+     .report = "which has ended"},
     /* V is multiplied before TMA has loaded it. */
     {.architecture = "90",
      .row = CASE_causal_long_keys,

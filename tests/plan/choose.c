@@ -241,7 +241,15 @@ Test(choose, decode_rule)
     cr_assert_eq(c.workspace, 8 * 16 * 128 * 4 + 8 * 16 * 2 * 4);
     /* Up to 16 parts may have one tile, if that saves a workgroup more time than the merge takes. */
     p.kv_len = 2048;
-    cr_assert_eq(plan("h100", &p, NULL).split_kv, 16);
+    cr_assert_eq(plan("a100", &p, NULL).split_kv, 16);
+    /* Of a cluster 8, if these have a tile more, and the clusters run at once. */
+    cr_assert_eq(plan("h100", &p, NULL).split_kv, 8);
+    p.kv_len = 4096;
+    cr_assert_eq(plan("h100", &p, NULL).split_kv, 16, "two tiles more");
+    p.kv_len = 2048;
+    p.head_dim = p.head_dim_v = 256;
+    cr_assert_eq(plan("h100", &p, NULL).split_kv, 16, "a tile of 128 KiB");
+    p.head_dim = p.head_dim_v = 128;
     p.kv_len = 512;
     cr_assert_eq(plan("h100", &p, NULL).split_kv, 4);
     p.kv_len = 300;
