@@ -6,6 +6,8 @@
 #include "plan/family_vulkan.h"
 #include "plan/layout.h"
 
+#define FEW_ROWS       4   /* of a tile, where more have several tiles, which read the keys again from the L2 cache */
+#define FEW_PAIRS      8   /* over a cache: of a row of a tile and a key that a lane has in flight */
 #define MOST_KEYS      8   /* that a lane has in flight */
 #define MOST_HOST_KEYS 2   /* of drivers on the CPU, whose compile time grows with them */
 #define WARPS          8   /* subgroups, whose loads are enough for a compute unit */
@@ -13,7 +15,7 @@
 #define MOST_REGISTERS 208 /* of a lane, by the layout's estimate; NVIDIA's compiler takes up to 40 more */
 #define MOST_DEVICE    232 /* without spills */
 #define MOST_ROWS      16  /* of a sequence and a head of keys, unless named: more are for larger tiles */
-#define MOST_WIDE_ROWS 4   /* likewise, of more than 128 columns, and of more than 256 none */
+#define MOST_WIDE_ROWS 4   /* likewise over a cache, of more than 128 columns, and of more than 256 none */
 
 static uint32_t lanes(const attune_limits *limits)
 {
@@ -27,11 +29,32 @@ static const char *make(const attune__search *search, const attune__tile *tile, 
                                       search->shape->head_dim_v, attune__dtype_bytes(search->shape) == 4, layout);
 }
 
+/* Over a cache, or with more than 128 columns, several tiles are faster than one of more rows (on an H200:
+ * docs/decisions/0090-rows-of-vulkan-decode.md). */
+static bool has_few_rows(const attune__search *search)
+{
+    const attune__shape *s = search->shape;
+    return !search->limits->host && (s->tokens || s->head_dim > 128 || s->head_dim_v > 128);
+}
+
+/* The keys that a lane has in flight. Over a cache two rows or more are as fast as can be with eight pairs of a row and
+ * a key, a row alone with two keys, and four rows of more than 128 columns with as many keys as there may be. */
+static uint32_t most_keys(const attune__search *search, uint32_t m)
+{
+    const attune__shape *s = search->shape;
+    if (search->limits->host)
+        return MOST_HOST_KEYS;
+    const bool wide = s->head_dim > 128 || s->head_dim_v > 128;
+    if (!s->tokens || m > FEW_ROWS || (wide && m > 2))
+        return MOST_KEYS;
+    return m > 1 ? FEW_PAIRS / m : 2;
+}
+
 /* Whether a lane has room for the tile's loads, and a workgroup for its subgroups' results. */
 static bool has_room(const attune__search *search, const attune__tile *tile)
 {
     attune__decode_layout layout;
-    const uint32_t keys = search->limits->host ? MOST_HOST_KEYS : MOST_KEYS;
+    const uint32_t keys = most_keys(search, tile->value[ATTUNE__BLOCK_M]);
     return !make(search, tile, &layout) && layout.KEYS <= keys && layout.registers <= MOST_REGISTERS &&
            layout.bytes <= search->limits->shared_memory;
 }
@@ -58,6 +81,9 @@ static void clamp(const attune__search *search, attune__tile *tile)
 {
     uint32_t *warps = &tile->value[ATTUNE__NUM_WARPS], *n = &tile->value[ATTUNE__BLOCK_N];
     attune__clamp_decode(search, tile, 1);
+    if (has_few_rows(search) && !(search->forced & ATTUNE__BIT(ATTUNE__BLOCK_M)) &&
+        tile->value[ATTUNE__BLOCK_M] > FEW_ROWS)
+        tile->value[ATTUNE__BLOCK_M] = FEW_ROWS;
     if (!(search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS)))
         for (*warps = search->limits->host ? FEWER_WARPS : WARPS;
              *warps > 1 && *warps * lanes(search->limits) > search->limits->workgroup_invocations;)
@@ -122,7 +148,7 @@ static const char *reject_automatic(const attune__search *search)
     if (rows > MOST_ROWS)
         return "a sequence has, or may have, more than 16 rows for each head of keys: by name alone";
     const uint32_t columns = s->head_dim > s->head_dim_v ? s->head_dim : s->head_dim_v;
-    return columns > 256 || (columns > 128 && rows > MOST_WIDE_ROWS)
+    return columns > 256 || (s->tokens && columns > 128 && rows > MOST_WIDE_ROWS)
                ? "with so many rows and columns a lane has registers for few loads: by name alone"
                : NULL;
 }

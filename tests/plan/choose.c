@@ -632,10 +632,35 @@ Test(choose, few_rows_where_a_gpu_checked_their_kernel)
     p.kv_heads = 8;
     cr_expect_str_eq(plan("h200-vulkan", &p, NULL).kernel, "vulkan_decode");
     p.kv_heads = 4;
+    cr_expect_str_eq(plan("h200-vulkan", &p, NULL).kernel, "vulkan_decode");
+    cr_expect_eq(plan("h200-vulkan", &p, NULL).block_m, 4);
+    p.tokens = 1;
     cr_expect_str_eq(plan("h200-vulkan", &p, NULL).kernel, "vulkan_subgroup");
+    p.tokens = 0;
     p.kv_heads = 32;
     p.head_dim = p.head_dim_v = 264;
     cr_expect_str_eq(plan("h200-vulkan", &p, NULL).kernel, "vulkan_subgroup");
+}
+
+/* Over a cache: no tiles of more than four rows, and few keys. */
+Test(choose, tiles_of_vulkan_decode)
+{
+    static const struct {
+        int64_t heads;
+        uint32_t head_dim, tokens, block_m, block_n;
+    } table[] = {{8, 128, 1, 1, 32},  {16, 128, 1, 2, 64},  {32, 128, 1, 4, 32}, {64, 128, 1, 4, 32},
+                 {64, 64, 1, 4, 64},  {128, 128, 1, 4, 32}, {8, 256, 1, 1, 16},  {16, 256, 1, 2, 32},
+                 {32, 256, 1, 4, 64}, {32, 128, 0, 4, 128}, {64, 128, 0, 8, 64}, {64, 256, 0, 4, 64}};
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        attune_problem p = problem_of(ATTUNE_F16, table[i].head_dim, 1, 8192);
+        p.heads = table[i].heads;
+        p.kv_heads = 8;
+        p.tokens = table[i].tokens;
+        const attune_plan_choice c = plan("h200-vulkan", &p, NULL);
+        cr_expect_str_eq(c.kernel, "vulkan_decode", "row %zu", i);
+        cr_expect(c.block_m == table[i].block_m && c.block_n == table[i].block_n, "row %zu: %u x %u", i, c.block_m,
+                  c.block_n);
+    }
 }
 
 Test(choose, matrices_are_planned_where_the_device_has_them)
