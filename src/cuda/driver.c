@@ -17,6 +17,15 @@ const char *attune__cuda_error_name(const attune__cuda_driver *driver, attune__c
     return name;
 }
 
+/* A function of the library, to a pointer of any type: ISO C has no cast from data to functions; POSIX promises that
+ * the bytes are the same. */
+static bool find(void *library, const char *name, void *function)
+{
+    void *symbol = attune__library_symbol(library, name);
+    memcpy(function, &symbol, sizeof symbol);
+    return symbol != NULL;
+}
+
 bool attune__cuda_driver_open(attune__cuda_driver *driver, char *reason, size_t reason_size)
 {
     char why[256];
@@ -25,23 +34,17 @@ bool attune__cuda_driver_open(attune__cuda_driver *driver, char *reason, size_t 
         snprintf(reason, reason_size, "NVIDIA's driver is needed: %s", why);
         return false;
     }
-    void *symbol;
-    /* ISO C has no cast from data to functions; POSIX promises that the bytes are the same. */
 #define FIND(name, symbol_name, parameters)                                                                            \
-    symbol = attune__library_symbol(driver->library, #symbol_name);                                                    \
-    if (!symbol) {                                                                                                     \
+    if (!find(driver->library, #symbol_name, &driver->name)) {                                                         \
         snprintf(reason, reason_size, LIBRARY " has no %s: update NVIDIA's driver", #symbol_name);                     \
         goto failed;                                                                                                   \
-    }                                                                                                                  \
-    memcpy(&driver->name, &symbol, sizeof symbol);
+    }
     ATTUNE__CUDA_FUNCTIONS(FIND)
 #undef FIND
     int version = 0;
     if (driver->driver_version(&version) == CU_SUCCESS && version >= OVERLAPS) {
-        symbol = attune__library_symbol(driver->library, "cuLaunchKernelEx");
-        memcpy(&driver->launch_ex, &symbol, sizeof symbol);
-        symbol = attune__library_symbol(driver->library, "cuOccupancyMaxActiveClusters");
-        memcpy(&driver->most_clusters, &symbol, sizeof symbol);
+        (void)find(driver->library, "cuLaunchKernelEx", &driver->launch_ex);
+        (void)find(driver->library, "cuOccupancyMaxActiveClusters", &driver->most_clusters);
     }
     const attune__cu_result result = driver->init(0);
     if (result == CU_SUCCESS)
