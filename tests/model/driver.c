@@ -507,6 +507,7 @@ int model_launch_now(const launch_call *of)
                       .dimensions = {of->block[0], of->block[1], of->block[2]},
                       .shared = of->shared,
                       .ctas = of->ctas,
+                      .early = of->early,
                       .enter = {f->enter[0], f->enter[1]},
                       .function = {f->entry[0], f->entry[1]},
                       .parameters = of->parameters};
@@ -516,33 +517,45 @@ int model_launch_now(const launch_call *of)
     return right ? CU_SUCCESS : CU_LAUNCH_FAILED;
 }
 
-/* Clusters of the kernel's own size, or of the launch's attribute. */
-static int launch_clusters(function *f, int ctas, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by,
-                           unsigned bz, unsigned shared, void *stream, void **parameters)
+static bool has_peer(function *f)
 {
-    if (by != 1 || bz != 1 || shared > MODEL_SHARED || ctas > MODEL_CTAS || x % (unsigned)ctas)
+    pthread_mutex_lock(&machine);
+    const bool has = f->enter[1] || find_peer(f);
+    pthread_mutex_unlock(&machine);
+    return has;
+}
+
+static int start(const launch_call *l, unsigned y, unsigned z, void *stream)
+{
+    function *f = l->function;
+    if (y != 1 || z != 1 || l->shared > MODEL_SHARED || l->ctas > MODEL_CTAS || l->grid[0] % (unsigned)l->ctas)
         return CU_INVALID_VALUE;
-    if (ctas > 1 && !f->enter[1] && !find_peer(f))
+    if (l->ctas > 1 && !has_peer(f))
         return CU_OUT_OF_MEMORY;
-    const launch_call l = {f, {x, y, z}, {bx, by, bz}, shared, ctas, parameters, f->sizes, f->count};
-    return model_stream_captures(stream) ? model_capture_launch(stream, &l) : model_launch_now(&l);
+    return model_stream_captures(stream) ? model_capture_launch(stream, l) : model_launch_now(l);
 }
 
 int cuLaunchKernel(void *of, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz, unsigned shared,
                    void *stream, void **parameters, void **extra)
 {
     (void)extra;
-    function *f = of;
-    return launch_clusters(f, f->ctas, x, y, z, bx, by, bz, shared, stream, parameters);
+    const function *f = of;
+    const launch_call l = {of, {x, y, z}, {bx, by, bz}, shared, f->ctas, false, parameters, f->sizes, f->count};
+    return start(&l, by, bz, stream);
+}
+
+static const attune__cu_launch_attribute *attribute_of(const attune__cu_launch_config *c, int id)
+{
+    for (unsigned i = 0; i < c->attribute_count; i++)
+        if (c->attributes[i].id == id)
+            return &c->attributes[i];
+    return NULL;
 }
 
 static int ctas_of(const function *f, const attune__cu_launch_config *c)
 {
-    int ctas = f->ctas;
-    for (unsigned i = 0; i < c->attribute_count; i++)
-        if (c->attributes[i].id == CU_LAUNCH_CLUSTER_DIMENSION)
-            ctas = (int)c->attributes[i].value.cluster[0];
-    return ctas;
+    const attune__cu_launch_attribute *cluster = attribute_of(c, CU_LAUNCH_CLUSTER_DIMENSION);
+    return cluster ? (int)cluster->value.cluster[0] : f->ctas;
 }
 
 /* The launch before is over when a kernel begins, whatever the attributes allow. */
@@ -550,14 +563,24 @@ int cuLaunchKernelEx(const attune__cu_launch_config *c, void *of, void **paramet
 int cuLaunchKernelEx(const attune__cu_launch_config *c, void *of, void **parameters, void **extra)
 {
     (void)extra;
-    return launch_clusters(of, ctas_of(of, c), c->grid_x, c->grid_y, c->grid_z, c->block_x, c->block_y, c->block_z,
-                           c->shared, c->stream, parameters);
+    const function *f = of;
+    const attune__cu_launch_attribute *early = attribute_of(c, CU_LAUNCH_PROGRAMMATIC_SERIALIZATION);
+    const launch_call l = {.function = of,
+                           .grid = {c->grid_x, c->grid_y, c->grid_z},
+                           .block = {c->block_x, c->block_y, c->block_z},
+                           .shared = c->shared,
+                           .ctas = ctas_of(f, c),
+                           .early = early && early->value.allowed,
+                           .parameters = parameters,
+                           .sizes = f->sizes,
+                           .count = f->count};
+    return start(&l, c->block_y, c->block_z, c->stream);
 }
 
-/* As if the device had many. */
+/* Few, so that calls with more have others. */
 int cuOccupancyMaxActiveClusters(int *count, void *of, const attune__cu_launch_config *c);
 int cuOccupancyMaxActiveClusters(int *count, void *of, const attune__cu_launch_config *c)
 {
-    *count = 1024;
+    *count = 3;
     return ctas_of(of, c) <= MODEL_CTAS ? CU_SUCCESS : CU_INVALID_VALUE;
 }

@@ -10,6 +10,8 @@ MERGE = r'case \d+: \d+ parts|in place of part|differences'
 
 FAULTS = [
     # ------------------------------------------------------------------------------------------------------- serving
+    # A launch that may begin before its schedule is made does not wait for it.
+    ('sm=90 case=pages_16 cases serving_cases/cuda', 'serving_sm80.cu', '    wait_for_launches();\n', '', 'has not waited for the launches before'),
     # K is read before its copy is complete.
     ('case=pages_16 cases serving_cases/cuda', 'serving_sm80.cu', 'copy_wait<STAGES == 1 ? 0 : AHEAD - 1>();', '',
      'cp.async writes that its thread has not waited for'),

@@ -9,11 +9,12 @@
 
 #define MODEL_PARAMETERS 16 /* of a kernel, at most */
 
-/* The arguments of cuLaunchKernel, and the CTAs of a cluster. */
+/* The arguments of cuLaunchKernel, the CTAs of a cluster, and whether it may begin early. */
 typedef struct launch_call {
     void *function;
     unsigned grid[3], block[3], shared;
     int ctas;
+    bool early;
     void **parameters;
     const size_t *sizes; /* bytes of each */
     int count;

@@ -107,6 +107,11 @@ void model_wait(const char *what, void *pc)
     model_leave();
 }
 
+static void wait_for_launches(void)
+{
+    model_now->waited = true;
+}
+
 static void spin(void)
 {
     model_now->spins = true;
@@ -424,6 +429,7 @@ static const model_machine machine = {
     .tcgen05 = model_tcgen05_issue,
     .tcgen05_copy = model_tcgen05_copy,
     .tcgen05_commit = model_tcgen05_commit,
+    .wait_for_launches = wait_for_launches,
     .spin = spin,
     .tensor_store = model_tensor_store,
 };
@@ -488,6 +494,7 @@ static void begin_cta(const launch *l, int rank, unsigned number)
         t->copy_count = 0;
         t->groups = t->bulk_groups = 0;
         t->spins = false;
+        t->waited = !l->early;
         t->adder = -1;
         t->barrier = NULL;
         memset(t->clock, 0, (size_t)model_clock_words * sizeof *t->clock);

@@ -142,6 +142,7 @@ typedef struct model_machine {
     void (*tcgen05)(const model_tcgen05 *m);
     void (*tcgen05_copy)(const model_tensor_copy *c);
     void (*tcgen05_commit)(uint32_t barrier, int ctas, uint32_t mask);
+    void (*wait_for_launches)(void);
     /* For loops that wait for another thread. */
     void (*spin)(void);
     void (*tensor_store)(const void *map, uint32_t from, const int *at);

@@ -447,6 +447,8 @@ static bool inside(const block *b, const unsigned char *at, size_t size)
 
 void model_check_global(const void *p, size_t size, bool write, void *pc)
 {
+    if (!model_now->waited)
+        model_report(pc, "%s global memory, and has not waited for the launches before", write ? "writes" : "reads");
     if (block_last < block_count && inside(&blocks[block_last], p, size))
         return;
     for (size_t i = 0; i < block_count; i++)

@@ -54,6 +54,7 @@ typedef struct thread {
     size_t copy_count, copy_space;
     uint64_t groups; /* committed */
     bool spins;      /* it reads a word of global memory again */
+    bool waited;     /* for the launches before its own */
     int adder;       /* of its bulk additions, or -1 */
     uint32_t bulk_groups;
     uint32_t transfers; /* tcgen05.ld and st that it has not waited for */
@@ -168,7 +169,8 @@ typedef struct launch {
     const char *kernel;
     model_index grid, dimensions;
     uint32_t shared;
-    int ctas; /* of a cluster */
+    int ctas;   /* of a cluster */
+    bool early; /* it may begin before those before it have ended */
     void (*enter[MODEL_CTAS])(void *function, void **parameters);
     void *function[MODEL_CTAS];
     void **parameters;

@@ -267,9 +267,10 @@ __device__ __forceinline__ u32 load_acquire(const u32 *word)
     return load_relaxed(word);
 }
 
-/* The model has one launch at a time. */
+/* The model has one launch at a time: it checks that one which may begin early waits before it touches memory. */
 __device__ __forceinline__ void wait_for_launches()
 {
+    model->wait_for_launches();
 }
 
 __device__ __forceinline__ void let_next_launch()

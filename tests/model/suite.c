@@ -17,7 +17,7 @@
 /* The base's logarithm is small, and its exponent large. */
 #define SLOW_DECAY "score + 20 * pow(0.9999847412109375, 1000.0 * kv)"
 
-#define TWO_SPLITS "{\"SPLIT_KV\": 2}" /* which a cluster combines */
+#define TWO_SPLITS "{\"SPLIT_KV\": 2}" /* which a cluster combines, if there are at most three */
 #define ORDERED    "{\"DETERMINISTIC\": true}"
 
 typedef struct model_case {
@@ -122,7 +122,10 @@ static const model_case hopper[] = {
     {.architecture = "90", .row = CASE_head_192_128, .dtype = ATTUNE_BF16, .gradients = true},
     {.architecture = "90", .row = CASE_head_256, .dtype = ATTUNE_F16, .gradients = true},
     {.architecture = "90", .row = CASE_decode_few, .dtype = ATTUNE_BF16},
-    {.architecture = "90", .row = CASE_sinks_decode, .dtype = ATTUNE_BF16, .options = TWO_SPLITS},
+    {.architecture = "90",
+     .row = CASE_sinks_decode,
+     .dtype = ATTUNE_BF16,
+     .options = TWO_SPLITS}, /* too many clusters */
     {.architecture = "90", .row = CASE_infinite_split_masked, .dtype = ATTUNE_F16, .options = TWO_SPLITS},
     {.architecture = "90", .row = CASE_half_bias, .dtype = ATTUNE_F16, .gradients = true},
 };
@@ -141,6 +144,25 @@ static const model_case hopper_faults[] = {
      .options = TWO_SPLITS,
      .fault = "decode_sm80.cu|has read its split. */\n    cluster_sync();|has read its split. */",
      .report = "which has ended"},
+    /* m and l of a split replace those of its first warps while others read these. */
+    {.architecture = "90",
+     .row = CASE_decode_few,
+     .dtype = ATTUNE_BF16,
+     .options = TWO_SPLITS,
+     .fault = "decode_sm80.cu|, all);\n    __syncthreads();|, all);",
+     .report = "of shared memory, which"},
+    /* Launches that may begin early do not wait. */
+    {.architecture = "90",
+     .row = CASE_decode_few,
+     .dtype = ATTUNE_BF16,
+     .fault = "decode_sm80.cu|    wait_for_launches();\n    part p|    part p",
+     .report = "has not waited for the launches before"},
+    {.architecture = "90",
+     .row = CASE_sinks_decode,
+     .dtype = ATTUNE_BF16,
+     .options = TWO_SPLITS,
+     .fault = "decode_sm80.cu|    wait_for_launches();\n    float factor|    float factor",
+     .report = "has not waited for the launches before"},
     /* V is multiplied before TMA has loaded it. */
     {.architecture = "90",
      .row = CASE_causal_long_keys,
