@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * Vulkan's kernel of few rows (shaders/decode.comp). BLOCK_N follows from the subgroups and from how many keys a lane
- * has in flight: as many as registers allow, up to eight.
+ * has in flight: as many as registers allow, up to eight, and over a cache fewer.
  */
 #include "plan/family_vulkan.h"
 #include "plan/layout.h"
@@ -15,7 +15,6 @@
 #define MOST_REGISTERS 208 /* of a lane, by the layout's estimate; NVIDIA's compiler takes up to 40 more */
 #define MOST_DEVICE    232 /* without spills */
 #define MOST_ROWS      16  /* of a sequence and a head of keys, unless named: more are for larger tiles */
-#define MOST_WIDE_ROWS 4   /* likewise over a cache, of more than 128 columns, and of more than 256 none */
 
 static uint32_t lanes(const attune_limits *limits)
 {
@@ -29,23 +28,27 @@ static const char *make(const attune__search *search, const attune__tile *tile, 
                                       search->shape->head_dim_v, attune__dtype_bytes(search->shape) == 4, layout);
 }
 
+static bool is_wide(const attune__shape *s)
+{
+    return s->head_dim > 128 || s->head_dim_v > 128;
+}
+
 /* Over a cache, or with more than 128 columns, several tiles are faster than one of more rows (on an H200:
  * docs/decisions/0090-rows-of-vulkan-decode.md). */
 static bool has_few_rows(const attune__search *search)
 {
     const attune__shape *s = search->shape;
-    return !search->limits->host && (s->tokens || s->head_dim > 128 || s->head_dim_v > 128);
+    return !search->limits->host && (s->tokens || is_wide(s));
 }
 
-/* The keys that a lane has in flight. Over a cache two rows or more are as fast as can be with eight pairs of a row and
- * a key, a row alone with two keys, and four rows of more than 128 columns with as many keys as there may be. */
+/* The keys that a lane has in flight. Over a cache two rows or more were fastest with eight pairs of a row and a key, a
+ * row alone with two keys, and four rows of more than 128 columns with as many keys as there may be. */
 static uint32_t most_keys(const attune__search *search, uint32_t m)
 {
     const attune__shape *s = search->shape;
     if (search->limits->host)
         return MOST_HOST_KEYS;
-    const bool wide = s->head_dim > 128 || s->head_dim_v > 128;
-    if (!s->tokens || m > FEW_ROWS || (wide && m > 2))
+    if (!s->tokens || m > FEW_ROWS || (is_wide(s) && m > 2))
         return MOST_KEYS;
     return m > 1 ? FEW_PAIRS / m : 2;
 }
@@ -147,8 +150,10 @@ static const char *reject_automatic(const attune__search *search)
     const int64_t rows = s->q_len * attune__shape_packed_heads(s);
     if (rows > MOST_ROWS)
         return "a sequence has, or may have, more than 16 rows for each head of keys: by name alone";
-    const uint32_t columns = s->head_dim > s->head_dim_v ? s->head_dim : s->head_dim_v;
-    return columns > 256 || (s->tokens && columns > 128 && rows > MOST_WIDE_ROWS)
+    const bool widest = s->head_dim > 256 || s->head_dim_v > 256;
+    /* In several tiles of few rows only what was timed. */
+    const bool several = !s->tokens && attune__dtype_bytes(s) == 2 && !(search->forced & ATTUNE__BIT(ATTUNE__BLOCK_M));
+    return widest || (is_wide(s) && rows > FEW_ROWS && !several)
                ? "with so many rows and columns a lane has registers for few loads: by name alone"
                : NULL;
 }

@@ -249,6 +249,10 @@ Test(choose, decode_rule)
     p.kv_len = 2048;
     p.head_dim = p.head_dim_v = 256;
     cr_assert_eq(plan("h100", &p, NULL).split_kv, 16, "a tile of 128 KiB");
+    p.head_dim = p.head_dim_v = 64;
+    p.batch = 8;
+    cr_assert_eq(plan("h100", &p, NULL).split_kv, 16, "no place for 16 clusters of 8");
+    p.batch = 1;
     p.head_dim = p.head_dim_v = 128;
     p.kv_len = 512;
     cr_assert_eq(plan("h100", &p, NULL).split_kv, 4);
@@ -634,6 +638,10 @@ Test(choose, few_rows_where_a_gpu_checked_their_kernel)
     p.kv_heads = 4;
     cr_expect_str_eq(plan("h200-vulkan", &p, NULL).kernel, "vulkan_decode");
     cr_expect_eq(plan("h200-vulkan", &p, NULL).block_m, 4);
+    cr_expect_str_eq(plan("h200-vulkan", &p, "{\"BLOCK_M\": 8}").kernel, "vulkan_subgroup");
+    p.dtype = ATTUNE_F32;
+    cr_expect_str_eq(plan("h200-vulkan", &p, NULL).kernel, "vulkan_subgroup", "not timed");
+    p.dtype = ATTUNE_F16;
     p.tokens = 1;
     cr_expect_str_eq(plan("h200-vulkan", &p, NULL).kernel, "vulkan_subgroup");
     p.tokens = 0;
