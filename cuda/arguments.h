@@ -179,7 +179,7 @@ typedef struct attune_cuda_arguments {
 
 /* Decode: query heads packed into a tile, splits of the keys, and with several splits the partial results, laid out as
  * in src/plan/plan.h: float o[batch][heads][q_len][split][head_dim_v] and ml[...][split][2], m as S is. Where the CTAs
- * of a row's splits are a cluster, they combine these without either. */
+ * of a row's splits are a cluster, o and ml are not used. */
 typedef struct attune_cuda_parts {
     unsigned long long o, ml;
     int packed, split, clustered;

@@ -258,8 +258,8 @@ struct warps_ml {
     }
 };
 
-/* 7: merges the warps' results and stores O and LSE, or the split's partial result: of a cluster in the place of the
- * first warps' O. */
+/* 7: merges the warps' results and stores O and LSE, or the split's partial result: in a cluster that goes where the
+ * first warps' O was. */
 __device__ __forceinline__ void store(float *o, const float *ml, const attune_cuda_arguments &a,
                                       const attune_cuda_parts &parts, const part &p, float factor)
 {
@@ -293,8 +293,8 @@ __device__ __forceinline__ void store(float *o, const float *ml, const attune_cu
     }
 }
 
-/* 7, in a cluster: each CTA has a part of the elements, and reads that of all splits. Those of m and l replace the
- * first warps'. */
+/* 7, in a cluster: each CTA has a part of the elements, and reads them of all splits. The split's m and l replace those
+ * of the first warps. */
 __device__ __forceinline__ void combine_cluster(const float *o, float *ml, const attune_cuda_arguments &a,
                                                 const attune_cuda_parts &parts, const part &p, float factor)
 {

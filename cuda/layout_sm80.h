@@ -58,7 +58,7 @@ ATTUNE_CUDA_LAYOUT attune_cuda_forward_sm80_layout attune_cuda_forward_sm80(attu
 /* The splits of a row that the kernel which combines them has on their way at once. */
 #define ATTUNE_CUDA_COMBINED_AT_ONCE 16
 
-/* The splits of a row that a cluster of CTAs combines: as many as all devices with clusters have in one. */
+/* The splits of a row that a cluster of CTAs combines: the largest size that is portable. */
 #define ATTUNE_CUDA_CLUSTER_SPLITS 8
 
 /* Whether decode's accumulators leave no registers for what a thread keeps across tiles. */

@@ -178,7 +178,7 @@ typedef struct attune__cuda_driver {
     /* cuLaunchKernelEx; NULL where launches wait for those before them: before CUDA 12.3, which captures others. */
     attune__cu_result (*launch_ex)(const attune__cu_launch_config *config, attune__cu_function function,
                                    void **parameters, void **extra);
-    /* cuOccupancyMaxActiveClusters; NULL where launch_ex is. */
+    /* cuOccupancyMaxActiveClusters, likewise. */
     attune__cu_result (*most_clusters)(int *count, attune__cu_function function,
                                        const attune__cu_launch_config *config);
 #define MEMBER(name, symbol, parameters) attune__cu_result(*name) parameters;

@@ -55,7 +55,7 @@ uint32_t attune__cuda_most_clusters(attune__cuda_device *device, attune__cu_func
     attune__cu_launch_attribute attribute = {.id = CU_LAUNCH_CLUSTER_DIMENSION, .value.cluster = {cluster, 1, 1}};
     const attune__cu_launch_config config = config_of(cluster, threads, shared, NULL, &attribute, 1);
     int count = 0;
-    if (!driver->most_clusters || device->base.info.limits.architecture < HOPPER ||
+    if (!driver->launch_ex || !driver->most_clusters || device->base.info.limits.architecture < HOPPER ||
         driver->most_clusters(&count, function, &config) != CU_SUCCESS || count < 0)
         return 0;
     return (uint32_t)count;

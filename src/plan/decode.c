@@ -115,8 +115,8 @@ static bool outweighs_merge(const attune__shape *s, int64_t split)
     return others * key_bytes(s) >= MERGE_BYTES;
 }
 
-/* Fewer parts, if a cluster merges them, and each then has at most one tile more. The clusters have all to run at once:
- * a device's units are in groups of 16 or a few more, which leave up to an eighth of them to none. */
+/* Fewer parts, if a cluster merges them, and each then has at most one tile more. The clusters have all to run at once,
+ * each in one GPC: those have 16 units or a few more, so that up to an eighth of the units are in none. */
 static int64_t clustered(const attune__search *search, const attune__family *family, uint32_t n, int64_t groups,
                          int64_t split)
 {
