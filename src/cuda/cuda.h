@@ -147,7 +147,7 @@ typedef struct attune__cuda_program {
     uint32_t float_sums;             /* backward: bits of the captures whose gradients are summed in float32 */
     attune__cu_function combine;     /* decode with more than one split */
     uint32_t packed_heads, split;    /* decode */
-    uint32_t clusters;               /* decode: those of the splits of a row that run at once */
+    uint32_t clusters;               /* decode: those of a row's splits that run at once, or 0 */
     attune__cu_function schedule;    /* serving, with parts of the keys */
     attune__cuda_parts parts;        /* likewise */
     uint32_t resident;               /* likewise: CTAs that run at once */

@@ -61,7 +61,7 @@ attune_status attune__cuda_decode(const attune__program *program, attune_queue *
                             "batch %lld, heads %lld and %u parts make more than %d workgroups: cut the batch",
                             (long long)call->batch, (long long)call->heads, mine->split, ATTUNE__CUDA_MOST_BLOCKS);
     attune_cuda_arguments arguments = attune__cuda_arguments_of(mine, call);
-    const bool clustered = mine->split > 1 && !call->splits && tiles * planes <= (int64_t)mine->clusters;
+    const bool clustered = !call->splits && tiles * planes <= (int64_t)mine->clusters;
     attune_cuda_parts parts = parts_of(mine, call, clustered);
     void *parameters[] = {&arguments, &parts};
     ATTUNE__TRY(attune__cuda_enter(device));

@@ -33,12 +33,17 @@ static attune__cu_launch_config config_of(unsigned grid, unsigned threads, unsig
     };
 }
 
+static bool has_attributes(const attune__cuda_device *device)
+{
+    return device->driver.launch_ex && device->base.info.limits.architecture >= HOPPER;
+}
+
 attune__cu_result attune__cuda_launch_early(attune__cuda_device *device, attune__cu_function function, unsigned grid,
                                             unsigned cluster, unsigned threads, unsigned shared,
                                             attune__cu_stream stream, void **parameters)
 {
     const attune__cuda_driver *driver = &device->driver;
-    if (!driver->launch_ex || device->base.info.limits.architecture < HOPPER)
+    if (!has_attributes(device))
         return driver->launch(function, grid, 1, 1, threads, 1, 1, shared, stream, parameters, NULL);
     attune__cu_launch_attribute attributes[] = {
         {.id = CU_LAUNCH_PROGRAMMATIC_SERIALIZATION, .value.allowed = 1},
@@ -55,7 +60,7 @@ uint32_t attune__cuda_most_clusters(attune__cuda_device *device, attune__cu_func
     attune__cu_launch_attribute attribute = {.id = CU_LAUNCH_CLUSTER_DIMENSION, .value.cluster = {cluster, 1, 1}};
     const attune__cu_launch_config config = config_of(cluster, threads, shared, NULL, &attribute, 1);
     int count = 0;
-    if (!driver->launch_ex || !driver->most_clusters || device->base.info.limits.architecture < HOPPER ||
+    if (!has_attributes(device) || !driver->most_clusters ||
         driver->most_clusters(&count, function, &config) != CU_SUCCESS || count < 0)
         return 0;
     return (uint32_t)count;

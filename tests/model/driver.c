@@ -440,9 +440,13 @@ static bool load_peer(loaded *l)
     return l->peer != NULL;
 }
 
-static bool find_peer(function *f)
+/* Whether the function has the other CTA's entry, which is found at the first use. */
+static bool has_peer(function *f)
 {
-    return load_peer(f->from) && find_entry(f->from->peer, f->name, 1, f);
+    pthread_mutex_lock(&machine);
+    const bool has = f->enter[1] || (load_peer(f->from) && find_entry(f->from->peer, f->name, 1, f));
+    pthread_mutex_unlock(&machine);
+    return has;
 }
 
 /* Functions live as long as the process: the driver has no call that frees one. */
@@ -459,7 +463,7 @@ int cuModuleGetFunction(void **found, void *module, const char *name)
     f->ctas = ctas ? *ctas : 1;
     snprintf(f->name, sizeof f->name, "%s", name);
     *found = f;
-    return find_entry(l, name, 0, f) && (f->ctas == 1 || (f->ctas <= MODEL_CTAS && find_peer(f))) ? CU_SUCCESS : 500;
+    return find_entry(l, name, 0, f) && (f->ctas == 1 || (f->ctas <= MODEL_CTAS && has_peer(f))) ? CU_SUCCESS : 500;
 }
 int cuFuncGetAttribute(int *value, int attribute, void *of)
 {
@@ -515,14 +519,6 @@ int model_launch_now(const launch_call *of)
     const bool right = model_run(&l);
     pthread_mutex_unlock(&machine);
     return right ? CU_SUCCESS : CU_LAUNCH_FAILED;
-}
-
-static bool has_peer(function *f)
-{
-    pthread_mutex_lock(&machine);
-    const bool has = f->enter[1] || find_peer(f);
-    pthread_mutex_unlock(&machine);
-    return has;
 }
 
 static int start(const launch_call *l, unsigned y, unsigned z, void *stream)
