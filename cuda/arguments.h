@@ -8,7 +8,7 @@
  *     decode_sm80.cu   attune_decode_sm80       cuda_sm80    attune_cuda_arguments, attune_cuda_parts
  *                      attune_combine_sm80      the same     the same; only with more than one part
  *     serving_sm80.cu  attune_serving_sm80      cuda_sm80    attune_cuda_arguments, attune_cuda_serving
- *                      attune_schedule_sm80     the same     the same; only with ATTUNE_PARTS
+ *                      attune_schedule     the same     the same; only with ATTUNE_PARTS
  *     forward_sm90.cu  attune_forward_sm90      cuda_sm90a   attune_cuda_arguments, CUtensorMap q, k, v
  *     forward_sm100.cu attune_forward_sm100     cuda_sm100a  the same
  *     delta.cu         attune_delta             all          attune_cuda_arguments, attune_cuda_backward
@@ -98,7 +98,7 @@
  * combine: a grid of batch * heads * q_len, any number of threads, no shared memory.
  *
  * Launch over a cache: any grid, whose CTAs take further tiles in strides of it; with ATTUNE_SPLIT_KEYS or
- * ATTUNE_SHARES at most attune_cuda_serving.resident. attune_schedule_sm80 has one CTA of 256 threads.
+ * ATTUNE_SHARES at most attune_cuda_serving.resident. attune_schedule has one CTA of 256 threads.
  *
  * Launch of backward: attune_delta with a block of 256 threads for each 32 rows of [batch * heads * row_stride], which
  * also clears the sums; then the kernels: for dQ with attune_cuda_arguments.partial and full, for dK and dV with
@@ -202,6 +202,8 @@ typedef struct attune_cuda_serving {
     int pool, page;                                     /* pages, and keys of a page */
     int entries;                                        /* of the block table: of a row, or of the list */
     int tree_words;
+    int box; /* serving_sm90: keys of a box of the tensor maps, which divides each page; 0 = TMA cannot read the cache
+              */
     /* With ATTUNE_PARTS: attune_cuda_schedule, and the partial results, which there is room for `slots` of; with
      * ATTUNE_SPLIT_KEYS or ATTUNE_SHARES the sums of parts of `resident` CTAs follow. */
     unsigned long long schedule, parts;

@@ -319,6 +319,23 @@ __device__ __forceinline__ void store_eight(o_element *to, const float *x)
     }
 }
 
+/* A value that is the same in the whole warp: the shuffle lets the compiler keep it in a uniform register. */
+__device__ __forceinline__ int uniform(int x)
+{
+    return __shfl_sync(0xffffffffu, x, 0);
+}
+
+__device__ __forceinline__ float uniform(float x)
+{
+    return __shfl_sync(0xffffffffu, x, 0);
+}
+
+template <typename T> __device__ __forceinline__ T *uniform(T *p)
+{
+    u32 low = (u32)uniform((int)(u64)p), high = (u32)uniform((int)((u64)p >> 32));
+    return (T *)((u64)high << 32 | low);
+}
+
 /* x, opaque to the compiler: values that follow from it, such as the reciprocal for a division, are not kept in
  * registers across tiles. */
 __device__ __forceinline__ int known_here(int x)

@@ -16,41 +16,9 @@
 #include "producer_sm90.cuh"
 #include "scores_sm90.cuh"
 #include "sinks.cuh"
-#define WGMMA_FORWARD 1
-#include "wgmma.cuh"
-
-/* Ping-pong: a consumer issues its products after a wait at its own named barrier, and then arrives at the next one's.
- * Each barrier is of 256 threads: those of the warp group that waits and of the one that arrives. */
-__device__ __forceinline__ void ping_pong_wait(int group)
-{
-    if (sm90::PING_PONG)
-        named_sync<256>(BARRIER_PING_PONG + group);
-}
-
-__device__ __forceinline__ void ping_pong_arrive(int group)
-{
-    if (sm90::PING_PONG)
-        named_arrive<256>(BARRIER_PING_PONG + (group + 1 == sm90::GROUPS ? 0 : group + 1));
-}
+#include "stages_forward_sm90.cuh"
 
 /* ----------------------------------------------------------------------------------------------------------- stages */
-
-/* Four products in one statement compile faster (wgmma.cuh). FOURS: the steps that do, where the machine code stays the
- * same: ptxas orders the descriptors' instructions otherwise in other tiles. */
-
-/* 3: S = Q K^T; issued, not waited for. */
-__device__ __forceinline__ void multiply_qk(float (&s)[BLOCK_N / 2], u64 q, u64 k)
-{
-    constexpr int FOURS = sm90::STEPS_D % 4 ? 0 : sm90::STEPS_D;
-#pragma unroll
-    for (int step = 0; step < FOURS; step += 4)
-        wgmma<BLOCK_N>::ss4(s, q + step / 4 * sm90::Q_SLAB / 16, k + step / 4 * sm90::KV_SLAB / 16, step);
-#pragma unroll
-    for (int step = FOURS; step < sm90::STEPS_D; step++)
-        wgmma<BLOCK_N>::ss(s, q + (step / 4 * sm90::Q_SLAB + step % 4 * 32) / 16,
-                           k + (step / 4 * sm90::KV_SLAB + step % 4 * 32) / 16, step);
-    wgmma_commit();
-}
 
 /* 4: the score and mask hook. r: the tile's stage. */
 template <bool FIRST>
@@ -62,103 +30,6 @@ __device__ __forceinline__ void modify_scores(float (&s)[BLOCK_N / 2], const att
     staged_terms terms = {wait_key_terms(a, memory, flags, r, phases), wait_capture_tile(memory, row - p.q, r)};
     apply_score_and_mask<FIRST>(s, a, p, kv, flags, row, linear_scores, linear, terms);
     release_key_terms(a, memory, flags, r);
-}
-
-/* 5: online softmax: S becomes P. row_sum is the sum over the thread's own columns. alpha: the rescale factors. */
-__device__ __forceinline__ void softmax(float (&s)[BLOCK_N / 2], float (&row_max)[2], float (&row_sum)[2],
-                                        float (&alpha)[2], float factor)
-{
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        float largest = row_max[half];
-#pragma unroll
-        for (int n = 0; n < BLOCK_N / 8; n++)
-            largest = fmaxf(largest, fmaxf(s[n * 4 + half * 2], s[n * 4 + half * 2 + 1]));
-        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-        float base = base_of(largest), shift = base * factor;
-        alpha[half] = exp2_fast((row_max[half] - base) * factor);
-        row_max[half] = largest;
-        if (SCORES_MAY_BE_LARGE && __any_sync(0xffffffffu, fabsf(shift) >= LARGE_SCORE)) {
-#pragma unroll
-            for (int n = 0; n < BLOCK_N / 8; n++) {
-                s[n * 4 + half * 2] -= base;
-                s[n * 4 + half * 2 + 1] -= base;
-            }
-            shift = 0.0f;
-        }
-        float even = row_sum[half] * alpha[half], odd = 0.0f;
-#pragma unroll
-        for (int n = 0; n < BLOCK_N / 8; n++) {
-            float &x = s[n * 4 + half * 2], &y = s[n * 4 + half * 2 + 1];
-            x = exp2_fast(__fmaf_rn(x, factor, -shift));
-            y = exp2_fast(__fmaf_rn(y, factor, -shift));
-            even += x;
-            odd += y;
-        }
-        row_sum[half] = even + odd;
-    }
-}
-
-/*
- * 5: online softmax with the row maxima so far, not updated: exponentials need no reduction first, and O no rescale. P,
- * the row sums and O are floating-point, so weights above 1 lose nothing, up to RESCALE_THRESHOLD. Leaves S as it is.
- * Returns false, with row_sum unchanged, if a weight is larger, or a row had no key so far (a maximum of -inf makes
- * weights infinite or NaN). The bits of the weights' logarithms are compared as integers: negative ones are below 0,
- * and NaN are the largest.
- */
-constexpr float RESCALE_THRESHOLD = 256.0f, RESCALE_THRESHOLD_LOG2 = 8.0f;
-
-__device__ __forceinline__ bool softmax_without_rescale(u32 (&p)[BLOCK_N / 16][4], const float (&s)[BLOCK_N / 2],
-                                                        const float (&row_max)[2], float (&row_sum)[2], float factor)
-{
-    float shift[2] = {row_max[0] * factor, row_max[1] * factor};
-    float sum[2][2] = {{row_sum[0], 0.0f}, {row_sum[1], 0.0f}};
-    int largest[2] = {0, 0};
-#pragma unroll
-    for (int n = 0; n < BLOCK_N / 8; n++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float x = __fmaf_rn(s[n * 4 + half * 2], factor, -shift[half]);
-            float y = __fmaf_rn(s[n * 4 + half * 2 + 1], factor, -shift[half]);
-            int &chain = largest[half % sm90::CHAINS];
-            chain = __vimax3_s32(chain, __float_as_int(x), __float_as_int(y));
-            x = exp2_fast(x);
-            y = exp2_fast(y);
-            sum[half][0] += x;
-            sum[half][1 % sm90::CHAINS] += y;
-            p[n / 2][n % 2 * 2 + half] = pack(x, y);
-        }
-    if (__any_sync(0xffffffffu, max(largest[0], largest[1]) > __float_as_int(RESCALE_THRESHOLD_LOG2)))
-        return false;
-    row_sum[0] = sum[0][0] + sum[0][1];
-    row_sum[1] = sum[1][0] + sum[1][1];
-    return true;
-}
-
-/* Whether a row's maximum is one that softmax subtracts first. That of a row without a key so far counts as one: for it
- * an attempt without rescale fails in any case. */
-__device__ __forceinline__ bool has_large_scores(const float (&row_max)[2], float factor)
-{
-    return SCORES_MAY_BE_LARGE &&
-           __any_sync(0xffffffffu, fmaxf(fabsf(row_max[0]), fabsf(row_max[1])) * factor >= LARGE_SCORE);
-}
-
-/* P in 16 bits. The accumulators' fragment layout is that of wgmma's left operand, so nothing moves between threads. */
-__device__ __forceinline__ void round_p(u32 (&p)[BLOCK_N / 16][4], const float (&s)[BLOCK_N / 2])
-{
-#pragma unroll
-    for (int step = 0; step < BLOCK_N / 16; step++)
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            p[step][i] = pack(s[step * 8 + i * 2], s[step * 8 + i * 2 + 1]);
-}
-
-__device__ __forceinline__ void rescale(float (&o)[sm90::WIDTH_DV / 2], const float (&alpha)[2])
-{
-#pragma unroll
-    for (int i = 0; i < sm90::WIDTH_DV / 2; i++)
-        o[i] *= alpha[i / 2 % 2];
 }
 
 /* Adds the infinities and NaN of V that the scan warps replaced by 0, to the rows that are allowed to attend them.
@@ -219,36 +90,6 @@ __device__ __forceinline__ void wait_scanned(float (&o)[sm90::WIDTH_DV / 2], u32
     scanned ^= 1u << stage;
     if (c.non_finite[stage])
         add_non_finite_v(o, weights, a, p, kv, flags, row);
-}
-
-/* 6: O += P V; issued, not waited for. */
-__device__ __forceinline__ void multiply_pv(float (&o)[sm90::WIDTH_DV / 2], const u32 (&p)[BLOCK_N / 16][4], u64 v)
-{
-    constexpr int FOURS = sm90::WIDTH_DV < 128 ? 0 : BLOCK_N / 64 * 4;
-#pragma unroll
-    for (int step = 0; step < FOURS; step += 4)
-        wgmma<sm90::WIDTH_DV>::rs4(o, p + step, v + step * (16 * 128 / 16));
-#pragma unroll
-    for (int step = FOURS; step < BLOCK_N / 16; step++)
-        wgmma<sm90::WIDTH_DV>::rs(o, p[step], v + step * (16 * 128 / 16));
-    wgmma_commit();
-}
-
-/* Transposes the 4 x 4 words of four lanes: lane i gets word i of each lane. */
-__device__ __forceinline__ void transpose_4x4(u32 (&w)[4])
-{
-#pragma unroll
-    for (int by = 1; by <= 2; by *= 2) {
-        bool upper = threadIdx.x & by;
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            if (i & by)
-                continue;
-            u32 sent = upper ? w[i] : w[i + by], received = __shfl_xor_sync(0xffffffffu, sent, by);
-            w[i] = upper ? received : w[i];
-            w[i + by] = upper ? w[i + by] : received;
-        }
-    }
 }
 
 /* 7: store O and LSE. vectors: rows are aligned for stores of 16 bytes; paired: of two elements. In f32 four threads

@@ -52,6 +52,11 @@ template <int SIZE = STAGES> __device__ __forceinline__ void advance(pipeline_st
     }
 }
 
+template <int SIZE = STAGES> __device__ __forceinline__ pipeline_state before(const pipeline_state &r)
+{
+    return r.stage == 0 ? pipeline_state{SIZE - 1, r.phase ^ 1} : pipeline_state{r.stage - 1, r.phase};
+}
+
 /* Barriers of a pipeline. The buffers themselves are elsewhere in shared memory. */
 template <int SIZE> struct pipeline {
     u64 full[SIZE], empty[SIZE];

@@ -23,6 +23,9 @@ typedef struct attune_cuda_tile {
     unsigned capture_tile;                  /* bytes of the element that each pair of a tile has of a capture */
 } attune_cuda_tile;
 
+/* Over a cache: the bytes of a tile of rows. */
+#define ATTUNE_CUDA_SERVING_TILE 96
+
 ATTUNE_CUDA_LAYOUT unsigned attune_cuda_round_up(unsigned value, unsigned multiple)
 {
     return (value + multiple - 1) / multiple * multiple;

@@ -84,8 +84,6 @@ ATTUNE_CUDA_LAYOUT attune_cuda_forward_sm80_layout attune_cuda_decode_sm80(attun
  * for 16 rows of O, those that share rows divide its columns instead, and exchange maxima[G][M] and P[M][N], in
  * float32, in shared memory; in float32 K and the widest V have one buffer.
  */
-#define ATTUNE_CUDA_SERVING_TILE 96
-
 ATTUNE_CUDA_LAYOUT unsigned attune_cuda_serving_sm80_rows(attune_cuda_tile t)
 {
     /* Each row may be that of another sequence: its lengths, and two bytes. */
@@ -163,7 +161,7 @@ ATTUNE_CUDA_LAYOUT attune_cuda_serving_sm80_layout attune_cuda_serving_sm80(attu
 }
 
 /*
- * How a call over a cache is divided, by attune_schedule_sm80. Item i is part (i - item) % parts of tile (i - item) /
+ * How a call over a cache is divided, by attune_schedule. Item i is part (i - item) % parts of tile (i - item) /
  * parts of its sequence, where the tiles of a sequence are [row tiles][kv_heads]. Of a tile in several parts, the CTA
  * that finishes last adds their results, in the order of the keys.
  */
@@ -196,7 +194,7 @@ typedef struct attune_cuda_schedule {
 /* Keys whose time the store and the merge of a partial result take, about. */
 #define ATTUNE_CUDA_MERGE_KEYS 32
 
-/* The launch of attune_schedule_sm80: a CTA, and its shared memory. */
+/* The launch of attune_schedule: a CTA, and its shared memory. */
 #define ATTUNE_CUDA_SCHEDULE_THREADS 256
 #define ATTUNE_CUDA_SCHEDULE_SHARED  512
 /* With several stages the entries of as many sequences are after it. */

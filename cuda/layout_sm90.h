@@ -55,6 +55,33 @@ ATTUNE_CUDA_LAYOUT attune_cuda_forward_tma_layout attune_cuda_forward_sm90(attun
     return attune_cuda_forward_tma(t, 128, 34);
 }
 
+/* ------------------------------------------------------------------------------------------------ forward over a cache
+ */
+
+/* Q[M][D], K[S][N][D], V[S][N][Dv], the pipelines' barriers, a bit for each key of a stage, and the descriptors of two
+ * tiles of rows: the next one is found while this one is computed. */
+typedef struct attune_cuda_serving_sm90_layout {
+    unsigned k, v, control;    /* Q is at 0 */
+    unsigned k_stage, v_stage; /* bytes of one */
+    unsigned control_bytes;
+    unsigned size;
+} attune_cuda_serving_sm90_layout;
+
+ATTUNE_CUDA_LAYOUT attune_cuda_serving_sm90_layout attune_cuda_serving_sm90(attune_cuda_tile t)
+{
+    const unsigned d = attune_cuda_round_up(t.head_dim, 64), dv = attune_cuda_round_up(t.head_dim_v, 64);
+    attune_cuda_serving_sm90_layout l = {0};
+    l.k_stage = t.block_n * d * t.element;
+    l.v_stage = t.block_n * dv * t.element;
+    l.k = t.block_m * d * t.element;
+    l.v = l.k + t.stages * l.k_stage;
+    l.control = l.v + t.stages * l.v_stage;
+    l.control_bytes = attune_cuda_round_up(
+        8 * (6 + 4 * t.stages) + t.stages * t.block_n / 8 + 2 * (ATTUNE_CUDA_SERVING_TILE + 16), 128);
+    l.size = l.control + l.control_bytes;
+    return l;
+}
+
 /* --------------------------------------------------------------------------------------------------------- backward */
 
 /* Wide heads: the consumer warp groups divide the columns, and so do two CTAs where another kernel rounds

@@ -10,10 +10,8 @@
 #ifndef ATTUNE_CUDA_MMA_CUH
 #define ATTUNE_CUDA_MMA_CUH
 
-#include "common.cuh"
+#include "chunks.cuh"
 
-constexpr bool FLOAT32 = config::DTYPE == ATTUNE_CUDA_F32;
-constexpr int PER_CHUNK = 16 / (int)sizeof(element); /* elements in 16 bytes, the unit of copies and of ldmatrix */
 constexpr int PAD_D = round_up(HEAD_DIM, config::PADDING), PAD_DV = round_up(HEAD_DIM_V, config::PADDING);
 constexpr int CHUNKS_D = PAD_D / PER_CHUNK, CHUNKS_DV = PAD_DV / PER_CHUNK;
 
@@ -78,23 +76,6 @@ __device__ __forceinline__ void multiply_rounded(float (&c)[4], const u32 (&a)[4
 
 /* ---------------------------------------------------------------------------------------------------- shared memory */
 
-/* A value that is the same in the whole warp: the shuffle lets the compiler keep it in a uniform register. */
-__device__ __forceinline__ int uniform(int x)
-{
-    return __shfl_sync(0xffffffffu, x, 0);
-}
-
-__device__ __forceinline__ float uniform(float x)
-{
-    return __shfl_sync(0xffffffffu, x, 0);
-}
-
-template <typename T> __device__ __forceinline__ T *uniform(T *p)
-{
-    u32 low = (u32)uniform((int)(u64)p), high = (u32)uniform((int)((u64)p >> 32));
-    return (T *)((u64)high << 32 | low);
-}
-
 /* The offset of a row's chunk, with an XOR swizzle: 8 rows of one chunk are in 8 different sets of banks, so that
  * ldmatrix has no bank conflicts. */
 template <int CHUNKS> __device__ __forceinline__ u32 chunk_offset(int row, int chunk)
@@ -112,26 +93,6 @@ template <int CHUNKS> __device__ __forceinline__ u32 chunk_address(u32 start, in
 {
     constexpr int GROUP = CHUNK_GROUP<CHUNKS>;
     return (start ^ (u32)(chunk % GROUP * 16)) + (u32)(chunk / GROUP * GROUP * 16);
-}
-
-/* Copies 16 bytes, or zeros where the chunk is not valid. */
-__device__ __forceinline__ void copy_chunk(u32 to, const element *from, bool valid, bool aligned)
-{
-    if (aligned) {
-        copy_async(to, from, valid);
-        return;
-    }
-    u32 word[4] = {0, 0, 0, 0};
-    if (valid) {
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            if constexpr (FLOAT32)
-                word[j] = __float_as_uint((float)from[j]);
-            else
-                word[j] = (u32)from[2 * j] | (u32)from[2 * j + 1] << 16;
-        }
-    }
-    store_shared_4(to, word[0], word[1], word[2], word[3]);
 }
 
 /* Copies ROWS rows from `first` on into shared memory; rows from `limit` on and columns from DIM on are zero. */

@@ -28,31 +28,50 @@ __device__ __forceinline__ void store_partial(float *to, int row, int d, const r
         *(float2 *)(to + PART_ML + row * 2) = make_float2(x.m, x.l);
 }
 
+/* The threads that compute a tile: all of the CTA's, unless some of them load alone. */
+struct whole_cta {
+    static constexpr int COUNT = THREADS;
+
+    static __device__ __forceinline__ int thread()
+    {
+        return (int)threadIdx.x;
+    }
+    static __device__ __forceinline__ void sync()
+    {
+        __syncthreads();
+    }
+    static __device__ __forceinline__ int sync_or(int x)
+    {
+        return __syncthreads_or(x);
+    }
+};
+
 /* Whether this CTA is the last of the tile's: then it sees the results of all. The next call finds the counter 0. */
+template <typename TEAM = whole_cta>
 __device__ __forceinline__ bool last_of_parts(const attune_cuda_arguments &a, const attune_cuda_serving &s,
                                               const tile &t)
 {
     int last = 0;
     if constexpr (TAKEN) {
         /* The thread that counts orders what all of them have stored, and sees what those of the others have. */
-        __syncthreads();
-        if (threadIdx.x == 0) {
+        TEAM::sync();
+        if (TEAM::thread() == 0) {
             int *counter = counters_of(a, s) + t.counter;
             last = (int)add_acquire_release((u32 *)counter, 1) == t.parts - 1;
             if (last)
                 *counter = 0;
         }
-        return __syncthreads_or(last);
+        return TEAM::sync_or(last);
     }
     __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) {
+    TEAM::sync();
+    if (TEAM::thread() == 0) {
         int *counter = counters_of(a, s) + t.counter;
         last = atomicAdd(counter, 1) == t.parts - 1;
         if (last)
             *counter = 0;
     }
-    last = __syncthreads_or(last);
+    last = TEAM::sync_or(last);
     __threadfence();
     return last;
 }

@@ -110,7 +110,7 @@ __device__ __forceinline__ void place_rows(tile &t, const attune_cuda_arguments 
     t.row0 = rows.first;
     t.q_len = rows.count;
     t.rows = rows.count * group;
-    t.row = fits && local >= 0 && (i64)row * BLOCK_M < t.rows ? row * BLOCK_M : t.rows;
+    t.row = fits && local >= 0 && (i64)row * BLOCK_M < t.rows ? ordered_row(t, row) : t.rows;
     place_item(t, s, found, at, local - at * items);
 }
 
@@ -175,23 +175,27 @@ __device__ __forceinline__ bool find_item_and_keys(tile &t, const attune_cuda_ar
     return header.x == s.schedule_key && index < header.y;
 }
 
-/* The item that a CTA computes after item `index`. Of a call with more of them than CTAs each takes the next one that
- * none has taken, and the last to find none left lets the next call begin anew: all of them together take one more
- * than there are. place: in shared memory, not in use. */
+/* Of a call with more items than CTAs, which compute the first ones, a thread takes the next one that none has taken,
+ * and the last to find none left lets the next call begin anew: all of them together take one more than there are. */
+__device__ __forceinline__ u32 take_item(attune_cuda_schedule *schedule, u32 grid)
+{
+    int taken = atomicAdd(&schedule->taken, 1);
+    if (taken == schedule->items - 1)
+        schedule->taken = 0;
+    return grid + (u32)taken;
+}
+
+/* The item that a CTA computes after item `index`. place: in shared memory, not in use. */
 __device__ __forceinline__ u32 next_item(const attune_cuda_serving &s, u32 index, int *place)
 {
     attune_cuda_schedule *schedule = (attune_cuda_schedule *)s.schedule;
     u32 grid = (u32)grid_here();
     if (schedule->items <= (int)grid)
         return index + grid;
-    if (threadIdx.x == 0) {
-        int taken = atomicAdd(&schedule->taken, 1);
-        if (taken == schedule->items - 1)
-            schedule->taken = 0;
-        *place = taken;
-    }
+    if (threadIdx.x == 0)
+        *place = (int)take_item(schedule, grid);
     __syncthreads();
-    index = grid + (u32)*place;
+    index = (u32)*place;
     __syncthreads();
     return index;
 }

@@ -93,6 +93,13 @@ struct tile : sequence, group_of_tile<config::SHARES> {
 };
 static_assert(config::SHARES || sizeof(tile) <= ATTUNE_CUDA_SERVING_TILE, "the layout has space for the tile");
 
+/* The first packed row of a sequence's tile. The last rows come first: under causal masks they take longest, and the
+ * shortest tiles fill the end of the call. */
+__device__ __forceinline__ int ordered_row(const sequence &t, int tile)
+{
+    return ((t.rows + BLOCK_M - 1) / BLOCK_M - 1 - tile) * BLOCK_M;
+}
+
 /* Finds the sequence and the rows of tile `index`: a scan over the sequences, 32 at a time. False past the last. */
 __device__ __forceinline__ bool find_rows(tile &t, const attune_cuda_arguments &a, const attune_cuda_serving &s,
                                           int index)
@@ -118,7 +125,7 @@ __device__ __forceinline__ bool find_rows(tile &t, const attune_cuda_arguments &
             t.row0 = __shfl_sync(0xffffffffu, mine.first, found);
             t.q_len = __shfl_sync(0xffffffffu, mine.count, found);
             t.rows = t.q_len * group;
-            t.row = (int)(left - __shfl_sync(0xffffffffu, sum - tiles, found)) * BLOCK_M;
+            t.row = ordered_row(t, (int)(left - __shfl_sync(0xffffffffu, sum - tiles, found)));
             return true;
         }
         left -= __shfl_sync(0xffffffffu, sum, 31);

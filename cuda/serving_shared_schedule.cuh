@@ -315,4 +315,16 @@ __device__ __forceinline__ void make_shared_schedule(const attune_cuda_arguments
     write_shared_items(of, a, s, d, (entry_counts *)(&apart + 1));
 }
 
+/* The schedule of a step, with config::PARTS: what attune_schedule of each kernel over a cache does. */
+__device__ __forceinline__ void schedule_step(const attune_cuda_arguments &a, const attune_cuda_serving &s,
+                                              unsigned char *memory)
+{
+    if (TAKEN)
+        let_next_launch();
+    if constexpr (SHARES)
+        make_shared_schedule(a, s, memory);
+    else
+        make_schedule(a, s, (schedule_sums *)memory);
+}
+
 #endif

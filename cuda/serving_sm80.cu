@@ -7,7 +7,7 @@
  *
  * Kernels walk logical tiles of keys; pages are translated for addresses alone, so that results do not depend on them.
  */
-#include "serving_results.cuh"
+#include "serving_results_sm80.cuh"
 
 /* The first bits of a NaN may be those of an infinity. */
 __device__ __forceinline__ float whole_nan(float x)
@@ -342,18 +342,6 @@ __device__ __forceinline__ int ring_place(int place, int tiles)
     return place < (STAGES + 1) * BLOCK_N ? place : place - (STAGES + 1) * BLOCK_N;
 }
 
-/* Finds the rows of item or tile `index`, and with config::PARTS && TAKEN its keys. */
-__device__ __forceinline__ bool find_tile(tile &t, const attune_cuda_arguments &a, const attune_cuda_serving &s,
-                                          int index)
-{
-    if constexpr (config::PARTS && TAKEN)
-        return find_item_and_keys(t, a, s, index);
-    else if constexpr (config::PARTS)
-        return find_item(t, a, s, index);
-    else
-        return find_rows(t, a, s, index);
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attune_serving_sm80(const __grid_constant__ attune_cuda_arguments a, const __grid_constant__ attune_cuda_serving s)
 {
@@ -392,7 +380,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             u32 stage = 0;
             float o[1][DV_TILES][4] = {}, m[1][2] = {{-ATTUNE_INF, -ATTUNE_INF}}, l[1][2] = {};
 
-            range inner = inner_range(a, rows);
+            range inner = inner_range<HAVE_INNER>(a, rows);
             [[maybe_unused]] heads from = {cached_head<K_TYPE>(a.k, rows), cached_head<V_TYPE>(a.v, rows)};
 
             /* 1: load Q, and the first tiles of K. */
@@ -528,15 +516,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
-/* The schedule of a step, with config::PARTS. */
 extern "C" __global__ void __launch_bounds__(SCHEDULE_THREADS)
-    attune_schedule_sm80(const __grid_constant__ attune_cuda_arguments a, const __grid_constant__ attune_cuda_serving s)
+    attune_schedule(const __grid_constant__ attune_cuda_arguments a, const __grid_constant__ attune_cuda_serving s)
 {
     extern __shared__ __align__(128) unsigned char memory[];
-    if (TAKEN)
-        let_next_launch();
-    if constexpr (SHARES)
-        make_shared_schedule(a, s, memory);
-    else
-        make_schedule(a, s, (schedule_sums *)memory);
+    schedule_step(a, s, memory);
 }

@@ -581,6 +581,23 @@ uint32_t attune__cuda_dtype_number(attune_dtype dtype)
     return numbers[dtype];
 }
 
+static void add_serving(attune__cuda_kernel *kernel, const attune__shape *s)
+{
+    const attune_dtype operand = attune__cuda_operand(s);
+    if (s->k_dtype != operand)
+        attune__cuda_define(kernel, "K_TYPE", attune__cuda_dtype_number(s->k_dtype));
+    if (s->v_dtype != operand)
+        attune__cuda_define(kernel, "V_TYPE", attune__cuda_dtype_number(s->v_dtype));
+    if (s->tree)
+        attune__cuda_define(kernel, "TREE", 1);
+    if (attune__cuda_has_parts(s))
+        attune__cuda_define(kernel, "PARTS", 1);
+    if (attune__cuda_has_parts(s) && s->split_keys)
+        attune__cuda_define(kernel, "SPLIT_KEYS", s->split_keys);
+    if (attune__cuda_shares(s))
+        attune__cuda_define(kernel, "SHARES", 1);
+}
+
 attune_status attune__cuda_specialise(const attune_allocator *allocator, const attune__program_desc *desc,
                                       uint32_t architecture, attune__cuda_role role, attune__cuda_kernel *kernel)
 {
@@ -618,6 +635,8 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
     attune__cuda_define(kernel, "HAVE_SCORE", desc->score != NULL);
     if (s->sinks && desc->choice->direction != ATTUNE_BACKWARD)
         attune__cuda_define(kernel, "SINKS", 1);
+    if (s->tokens)
+        add_serving(kernel, s);
     family->define(kernel, desc, role);
     if (kernel->full)
         return attune__fail(ATTUNE_INTERNAL, "%s has more than %d options", kernel->file, ATTUNE__CUDA_OPTIONS);

@@ -7,10 +7,8 @@
 #include "plan/family.h"
 
 static const attune__cuda_family *const families[] = {
-    &attune__cuda_family_sm100a,
-    &attune__cuda_family_sm90a,
-    &attune__cuda_family_sm80_atomic,
-    &attune__cuda_family_sm80,
+    &attune__cuda_family_sm100a,      &attune__cuda_family_sm90a, &attune__cuda_family_serving_sm90a,
+    &attune__cuda_family_sm80_atomic, &attune__cuda_family_sm80,
 };
 
 const attune__cuda_family *attune__cuda_family_find(const char *name)

@@ -41,11 +41,12 @@ typedef struct attune__cuda_family {
     bool float_sums;
     /* The forward kernel's parameters end with a tensor map of O, and whether TMA can store it. */
     bool stores_o;
+    bool boxes;        /* the parameters over a cache end with tensor maps of K and V */
     bool divides_rows; /* each CTA of a cluster loads its part of a tile's rows */
 } attune__cuda_family;
 
 extern const attune__cuda_family attune__cuda_family_sm80, attune__cuda_family_sm80_atomic, attune__cuda_family_sm90a,
-    attune__cuda_family_sm100a;
+    attune__cuda_family_serving_sm90a, attune__cuda_family_sm100a;
 
 /* NULL = this version has no kernel of that family. */
 const attune__cuda_family *attune__cuda_family_find(const char *name);

@@ -7,20 +7,6 @@
 /* Of its two backward kernels, that of queries adds the capture gradients. */
 static void define(attune__cuda_kernel *kernel, const attune__program_desc *desc, attune__cuda_role role)
 {
-    const attune__shape *s = desc->shape;
-    const attune_dtype operand = attune__cuda_operand(s);
-    if (s->k_dtype != operand)
-        attune__cuda_define(kernel, "K_TYPE", attune__cuda_dtype_number(s->k_dtype));
-    if (s->v_dtype != operand)
-        attune__cuda_define(kernel, "V_TYPE", attune__cuda_dtype_number(s->v_dtype));
-    if (s->tree)
-        attune__cuda_define(kernel, "TREE", 1);
-    if (attune__cuda_has_parts(desc->shape))
-        attune__cuda_define(kernel, "PARTS", 1);
-    if (attune__cuda_has_parts(desc->shape) && s->split_keys)
-        attune__cuda_define(kernel, "SPLIT_KEYS", s->split_keys);
-    if (attune__cuda_shares(desc->shape))
-        attune__cuda_define(kernel, "SHARES", 1);
     if (desc->choice->decode)
         attune__cuda_define(kernel, "SAVED_STATE", desc->variant->saved_state);
     if (desc->choice->direction != ATTUNE_BACKWARD)

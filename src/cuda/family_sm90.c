@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-/* The family of wgmma. */
+/* The families of wgmma. */
 #include "cuda/family.h"
 #include "cuda/layout_sm90.h"
 #include "plan/family_cuda.h"
@@ -9,14 +9,21 @@ static uint32_t cluster(attune_cuda_tile t)
     return attune_cuda_backward_sm90_paired(t.head_dim, t.head_dim_v, t.block_n) ? 2 : 1;
 }
 
+static void define_arrivals(attune__cuda_kernel *kernel)
+{
+#ifdef ATTUNE__CUDA_ARRIVALS /* a build for racecheck: tests/cuda/sanitize.py */
+    attune__cuda_define(kernel, "ARRIVALS", ATTUNE__CUDA_ARRIVALS);
+#else
+    (void)kernel;
+#endif
+}
+
 static void define(attune__cuda_kernel *kernel, const attune__program_desc *desc, attune__cuda_role role)
 {
     (void)role;
     const attune__shape *s = desc->shape;
     const attune_plan_choice *c = desc->choice;
-#ifdef ATTUNE__CUDA_ARRIVALS /* a build for racecheck: tests/cuda/sanitize.py */
-    attune__cuda_define(kernel, "ARRIVALS", ATTUNE__CUDA_ARRIVALS);
-#endif
+    define_arrivals(kernel);
     if (c->direction != ATTUNE_BACKWARD)
         return;
     attune__cuda_define(kernel, "HAVE_MASK_COLUMNS", desc->variant->key_intervals);
@@ -52,4 +59,20 @@ const attune__cuda_family attune__cuda_family_sm90a = {
     .cluster = cluster,
     .splits_tail = true,
     .float_sums = true,
+};
+
+static void define_serving(attune__cuda_kernel *kernel, const attune__program_desc *desc, attune__cuda_role role)
+{
+    (void)desc;
+    (void)role;
+    define_arrivals(kernel);
+}
+
+const attune__cuda_family attune__cuda_family_serving_sm90a = {
+    .plan = &attune__cuda_serving_sm90a,
+    .suffix = "a",
+    .serving = {"serving_sm90.cu", "attune_serving_sm90"},
+    .persistent = true,
+    .define = define_serving,
+    .boxes = true,
 };

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/hash.h"
+#include "cuda/family.h"
 #include "cuda/layout_sm80.h"
 
 attune_status attune__cuda_serving_load(attune__cuda_program *program, const attune__program_desc *desc)
@@ -20,7 +21,7 @@ attune_status attune__cuda_serving_load(attune__cuda_program *program, const att
                             "the parts of keys need a workspace of %llu bytes, the plan has %llu: it was made for a "
                             "device of fewer compute units",
                             (unsigned long long)program->parts.workspace, (unsigned long long)desc->choice->workspace);
-    return attune__cuda_function(device, program->kernel.module, "attune_schedule_sm80", &program->schedule);
+    return attune__cuda_function(device, program->kernel.module, "attune_schedule", &program->schedule);
 }
 
 attune_cuda_array attune__cuda_array_of(const attune_tensor *tensor)
@@ -155,6 +156,20 @@ static attune__cu_result launch_schedule(const attune__cuda_program *program, co
                         queue->stream, parameters, NULL);
 }
 
+/* The keys of a box, and the tensor maps of K and V. A warp loads a quarter of a tile's keys, as boxes that lie in one
+ * page each: of at least 8 keys, which is what the swizzle repeats after. */
+static int encode_boxes(const attune__cuda_program *program, const attune__forward *call,
+                        const attune_cuda_serving *serving, attune__cu_tensor_map maps[2])
+{
+    const attune__cuda_driver *driver = &attune__cuda_of(program->base.device)->driver;
+    uint32_t box = program->kernel.block_n / 4;
+    while (serving->pages.address && box >= 8 && (uint32_t)serving->page % box)
+        box /= 2;
+    const bool can = box >= 8 && attune__cuda_encode(driver, &call->k, box, false, &maps[0]) &&
+                     attune__cuda_encode(driver, &call->v, box, false, &maps[1]);
+    return can ? (int)box : 0;
+}
+
 attune_status attune__cuda_serve(const attune__cuda_program *program, attune__cuda_queue *queue,
                                  const attune__forward *call, uint64_t *value)
 {
@@ -162,14 +177,17 @@ attune_status attune__cuda_serve(const attune__cuda_program *program, attune__cu
     const attune__cuda_loaded *kernel = &program->kernel;
     attune_cuda_arguments arguments = attune__cuda_arguments_of(program, call);
     attune_cuda_serving serving = attune__cuda_serving_of(call);
-    void *parameters[] = {&arguments, &serving};
+    attune__cu_tensor_map maps[2] = {0};
+    void *parameters[] = {&arguments, &serving, &maps[0], &maps[1]};
     set_parts(program, call, &serving);
     ATTUNE__TRY(check(program, call, &serving));
+    if (program->family->boxes)
+        serving.box = encode_boxes(program, call, &serving, maps);
     /* The schedule makes at most as many further items of parts. Of fixed parts there may be any number, and each CTA
      * has memory for the sum of its tile's. */
-    const int64_t grid = program->parts.fixed ? (int64_t)program->resident
-                                              : most_tiles(call, kernel->block_m) * call->kv_heads +
-                                                    (serving.slots ? (int64_t)program->resident : 0);
+    const int64_t all =
+        most_tiles(call, kernel->block_m) * call->kv_heads + (serving.slots ? (int64_t)program->resident : 0);
+    const int64_t grid = program->parts.fixed || kernel->resident ? (int64_t)program->resident : all;
     ATTUNE__TRY(attune__cuda_queue_begin(queue, call->seconds != NULL));
     attune__cu_result result = CU_SUCCESS;
     const bool schedules = serving.slots && !call->serving->schedule;

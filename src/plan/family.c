@@ -9,12 +9,25 @@
 #include "base/error.h"
 
 const attune__family *const attune__families[] = {
-    &attune__cpu_amx,         &attune__cpu_bf16,        &attune__cpu,
-    &attune__cuda_sm100a,     &attune__cuda_sm90a,      &attune__cuda_sm80_atomic,
-    &attune__cuda_sm80,       &attune__vulkan_coopmat,  &attune__vulkan_lanes,
-    &attune__vulkan_few_rows, &attune__vulkan_subgroup, &attune__vulkan_portable,
-    &attune__opencl_lanes,    &attune__opencl_few_rows, &attune__opencl_subgroup,
-    &attune__opencl_portable, &attune__opencl_serving,  NULL,
+    &attune__cpu_amx,
+    &attune__cpu_bf16,
+    &attune__cpu,
+    &attune__cuda_sm100a,
+    &attune__cuda_sm90a,
+    &attune__cuda_serving_sm90a,
+    &attune__cuda_sm80_atomic,
+    &attune__cuda_sm80,
+    &attune__vulkan_coopmat,
+    &attune__vulkan_lanes,
+    &attune__vulkan_few_rows,
+    &attune__vulkan_subgroup,
+    &attune__vulkan_portable,
+    &attune__opencl_lanes,
+    &attune__opencl_few_rows,
+    &attune__opencl_subgroup,
+    &attune__opencl_portable,
+    &attune__opencl_serving,
+    NULL,
 };
 
 const attune__family *attune__family_find(const char *name)

@@ -170,13 +170,14 @@ static void header_options(fixture *w, const char *header, const attune_expr *ma
                blackwell = strstr(header, "sm100") || strstr(header, "tcgen05"),
                cluster = strstr(header, "pair_") && !blackwell,
                back = strstr(header, "backward") || strstr(header, "gradients"), cache = strstr(header, "serving_");
+    const int64_t rows = hopper && cache ? 64 : cache ? 4 : 2048; /* few are cuda_sm80's on Hopper too */
     const attune_problem problem = {.struct_size = sizeof problem,
                                     .direction = back ? ATTUNE_BACKWARD : ATTUNE_FORWARD,
                                     .dtype = ATTUNE_BF16,
                                     .head_dim = strstr(header, "wide") || cluster ? 256 : 128,
-                                    .q_len = cache ? 4 : 2048,
+                                    .q_len = rows,
                                     .kv_len = 2048,
-                                    .tokens = cache ? 4 : 0,
+                                    .tokens = cache ? rows : 0,
                                     .mask = mask,
                                     .score = score,
                                     .capture_gradient_elements = back && gradient && !cluster ? 100 : 0,

@@ -2,6 +2,7 @@
 /* The backend over a driver that is not there: every call failed once, leaks, loss, and what the hot call does. */
 #include <criterion/criterion.h>
 #include <dlfcn.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -417,6 +418,7 @@ Test(cuda_driver, limits_of_calls_over_a_cache)
         {4, 2, 2, 8, INT32_MAX, 16, 65536, 32768, true, "2147483647 keys, the kernel takes at most 2147479551"},
         {4, 2, INT32_MAX, 1, 64, 16, 16, 4096, true, "2147483647 sequences"},
     };
+    static const char *const kernels[] = {"cuda_sm80", "cuda_serving_sm90a"};
     fake_state *fake = open_fake();
     *fake = (fake_state){.architecture = 90};
     const attune_instance_desc desc = {.struct_size = sizeof desc, .cache_folder = ""};
@@ -429,7 +431,9 @@ Test(cuda_driver, limits_of_calls_over_a_cache)
                  attune_last_error());
     attune_device_info info = {.struct_size = sizeof info};
     cr_assert_eq(attune_device_info_get(device, &info), ATTUNE_OK);
-    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+    for (size_t n = 0; n < 2 * sizeof table / sizeof table[0]; n++) {
+        const size_t i = n / 2;
+        const bool persistent = n % 2;
         const int64_t heads = table[i].heads, kv_heads = table[i].kv_heads, batch = table[i].batch,
                       tokens = table[i].tokens, q_len = table[i].q_len, group = heads / kv_heads;
         const attune_problem problem = {.struct_size = sizeof problem,
@@ -442,8 +446,11 @@ Test(cuda_driver, limits_of_calls_over_a_cache)
                                         .kv_len = table[i].kv_len,
                                         .tokens = tokens,
                                         .page = table[i].page};
+        attune_kernel_options options = {.struct_size = sizeof options};
+        snprintf(options.any.kernel, sizeof options.any.kernel, "%s", kernels[persistent]);
         attune_plan *plan;
-        cr_assert_eq(attune_plan_create(device, &problem, NULL, &plan), ATTUNE_OK, "%zu: %s", i, attune_last_error());
+        cr_assert_eq(attune_plan_create(device, &problem, &options, &plan), ATTUNE_OK, "%zu: %s", i,
+                     attune_last_error());
         const attune_tensor packed = {buffer, 0, ATTUNE_F16, 3, {tokens, heads, DIM}, {0}},
                             apart = {buffer, 0, ATTUNE_F16, 4, {batch, heads, q_len, DIM}, {0}},
                             keys = {buffer, 0, ATTUNE_F16, 4, {8, kv_heads, table[i].page, DIM}, {0}},
@@ -475,6 +482,11 @@ Test(cuda_driver, limits_of_calls_over_a_cache)
                           all = tokens * group / choice.block_m + batch,
                           grid = (table[i].packed && all < each ? all : each) * kv_heads;
             cr_expect_eq(status, ATTUNE_OK, "%zu: %s", i, attune_last_error());
+            if (persistent) {
+                cr_expect_eq(fake->grid, info.limits.compute_units, "%zu: %u CTAs", i, fake->grid);
+                attune_plan_destroy(plan);
+                continue;
+            }
             /* Parts of long sequences are as many further CTAs as the device holds. */
             const int64_t further = (int64_t)fake->grid - grid;
             cr_expect_eq(further > 0, attune_plan_schedule_size(plan) > 0, "%zu: %u CTAs", i, fake->grid);

@@ -22,6 +22,7 @@ int nvrtcCreateProgram(void **program, const char *source, const char *name, int
     const int known = (strstr(source, "attune_forward_sm80") && strcmp(name, "forward_sm80.cu") == 0) ||
                       (strstr(source, "attune_decode_sm80") && strcmp(name, "decode_sm80.cu") == 0) ||
                       (strstr(source, "attune_serving_sm80") && strcmp(name, "serving_sm80.cu") == 0) ||
+                      (strstr(source, "attune_serving_sm90") && strcmp(name, "serving_sm90.cu") == 0) ||
                       (strstr(source, "attune_forward_sm90") && strcmp(name, "forward_sm90.cu") == 0) ||
                       (strstr(source, "attune_forward_sm100") && strcmp(name, "forward_sm100.cu") == 0) ||
                       (strstr(source, "attune_backward_sm80") && strcmp(name, "backward_sm80.cu") == 0) ||

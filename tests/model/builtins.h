@@ -172,6 +172,12 @@ static __forceinline__ unsigned __funnelshift_l(unsigned low, unsigned high, uns
     return (unsigned)((((unsigned long long)high << 32 | low) << (shift & 31)) >> 32);
 }
 
+/* The same, __funnelshift_r: the low word of (high:low) >> (shift & 31). */
+static __forceinline__ unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift)
+{
+    return (unsigned)(((unsigned long long)high << 32 | low) >> (shift & 31));
+}
+
 static __forceinline__ size_t __cvta_generic_to_shared(const void *p)
 {
     return model->to_shared(p);

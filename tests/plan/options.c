@@ -182,8 +182,9 @@ Test(options, the_nearest_value_may_be_larger)
 Test(options, a_kernel_of_another_backend)
 {
     const attune_problem problem = {.struct_size = sizeof problem, .head_dim = 64, .q_len = 64};
-    EXPECT_ERROR("h100", &problem, "{\"KERNEL\": \"cpu\"}", ATTUNE_INVALID_ARGUMENT,
-                 "kernels for this device are cuda_sm100a, cuda_sm90a, cuda_sm80_atomic, cuda_sm80");
+    EXPECT_ERROR(
+        "h100", &problem, "{\"KERNEL\": \"cpu\"}", ATTUNE_INVALID_ARGUMENT,
+        "kernels for this device are cuda_sm100a, cuda_sm90a, cuda_serving_sm90a, cuda_sm80_atomic, cuda_sm80");
     EXPECT_ERROR("cpu", &problem, "{\"KERNEL\": \"cuda_sm80\"}", ATTUNE_INVALID_ARGUMENT,
                  "kernels for this device are cpu");
 }

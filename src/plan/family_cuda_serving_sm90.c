@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * CUDA, wgmma over a cache, for calls with more rows than decode: prompts, chunks of prompts and drafts, beside
+ * sequences that are decoded. Keys and values are copied as they are, several tiles ahead, so that quantised ones, and
+ * parts that are fixed or shared, are cuda_sm80's.
+ */
+#include "plan/family_cuda.h"
+
+#include "cuda/layout_sm90.h"
+
+#define TILES          ATTUNE__CUDA_TILES
+#define PRODUCER_WARPS 4
+/* Packed rows of a sequence up to which one tile of cuda_sm80 has them all, and the call is bound by memory. */
+#define FEW_ROWS 16
+
+static const attune__tile serving_64[] = {
+    ATTUNE__TILE(128, 128, 4, 12),
+    ATTUNE__TILE(128, 128, 2, 12),
+    ATTUNE__TILE(64, 64, 2, 8),
+};
+static const attune__tile serving_128[] = {
+    ATTUNE__TILE(128, 128, 3, 12),
+    ATTUNE__TILE(128, 128, 2, 12),
+    ATTUNE__TILE(64, 64, 2, 8),
+};
+static const attune__tile serving_192[] = {
+    ATTUNE__TILE(128, 64, 3, 12),
+    ATTUNE__TILE(128, 64, 2, 12),
+    ATTUNE__TILE(64, 64, 2, 8),
+};
+/* Two consumer warp groups do not have the registers for O of so many columns. */
+static const attune__tile serving_256[] = {
+    ATTUNE__TILE(64, 64, 2, 8),
+};
+
+/* Beside expressions that are evaluated for each pair. */
+static const attune__tile crowded_128[] = {
+    ATTUNE__TILE(64, 64, 4, 8),
+    ATTUNE__TILE(64, 64, 2, 8),
+};
+static const attune__tile crowded_192[] = {
+    ATTUNE__TILE(64, 64, 3, 8),
+    ATTUNE__TILE(64, 64, 2, 8),
+};
+
+static bool is_crowded(const attune__shape *s)
+{
+    return s->score_expr || (s->mask_expr && !attune__analysis_row_intervals(&s->expr));
+}
+
+static const attune__tile *tiles(const attune__search *search, uint32_t *count)
+{
+    static const attune__cuda_tiles tables[4] = {TILES(serving_64), TILES(serving_128), TILES(serving_192),
+                                                 TILES(serving_256)};
+    static const attune__cuda_tiles crowded[4] = {TILES(crowded_128), TILES(crowded_128), TILES(crowded_192),
+                                                  TILES(serving_256)};
+    const attune__shape *s = search->shape;
+    const attune__cuda_tiles t = attune__cuda_by_head_dim(s, is_crowded(s) ? crowded : tables);
+    *count = t.count;
+    return t.tiles;
+}
+
+static const char *reject_automatic(const attune__search *search)
+{
+    const attune__shape *s = search->shape;
+    if (is_crowded(s) && (s->head_dim > 192 || s->head_dim_v > 192))
+        return "beside so wide heads there are no registers for what the expressions need";
+    return s->q_len * (s->heads / s->kv_heads) <= FEW_ROWS ? "calls of few rows are bound by memory" : NULL;
+}
+
+/* A producer warp group, and a consumer warp group, of four warps, for each 64 rows. */
+static uint32_t warps_of(const attune__tile *tile)
+{
+    return PRODUCER_WARPS + tile->value[ATTUNE__BLOCK_M] / 16;
+}
+
+static void clamp(const attune__search *search, attune__tile *tile)
+{
+    const attune__shape *s = search->shape;
+    uint32_t *v = tile->value;
+    attune__clamp_number(search, tile, ATTUNE__BLOCK_N, 1024, s->kv_len, 64);
+    attune__clamp_number(search, tile, ATTUNE__BLOCK_M, 1024, s->q_len * (s->heads / s->kv_heads), 64);
+    if (!(search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS)))
+        v[ATTUNE__NUM_WARPS] = warps_of(tile);
+}
+
+static const char *reject_tile(const attune__search *search, const attune__tile *tile, attune__option *option)
+{
+    const uint32_t *v = tile->value;
+    const char *why = attune__reject_numbers(search, tile, 64, 128, option);
+    if (why)
+        return why;
+    *option = ATTUNE__BLOCK_M;
+    if (v[*option] % 64)
+        return "wgmma takes 64 or 128 rows";
+    *option = ATTUNE__NUM_STAGES;
+    if (v[*option] < 2)
+        return "keys are loaded ahead, the least is 2";
+    if (v[ATTUNE__NUM_WARPS] != warps_of(tile)) {
+        *option = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) ? ATTUNE__NUM_WARPS : ATTUNE__BLOCK_M;
+        return "there are 4 warps that load and 4 for each 64 rows";
+    }
+    return NULL;
+}
+
+static attune__cost cost(const attune__search *search, const attune__tile *tile)
+{
+    const attune__shape *s = search->shape;
+    const uint32_t *v = tile->value;
+    attune__cost c = {.invocations = 32 * v[ATTUNE__NUM_WARPS]};
+    c.launched_registers = c.invocations ? 65536 / c.invocations / 8 * 8 : 0;
+    c.launched_registers = c.launched_registers > 248 ? 248 : c.launched_registers;
+    c.shared = attune_cuda_serving_sm90(attune__cuda_tile(s, v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N],
+                                                          v[ATTUNE__NUM_WARPS], v[ATTUNE__NUM_STAGES]))
+                   .size;
+    /* 64 rows of S, of P in 16 bits and of O, in the registers of a warp group's 128 threads. */
+    c.registers = attune__cuda_registers(s) - 8 + v[ATTUNE__BLOCK_N] / 2 + v[ATTUNE__BLOCK_N] / 4 +
+                  attune__round_up(s->head_dim_v, 16) / 2;
+    return c;
+}
+
+static uint64_t workspace(const attune__search *search, const attune__tile *tile, const attune__cost *cost_of_tile,
+                          uint32_t split)
+{
+    (void)split;
+    const uint32_t occupancy = attune__occupancy(search->limits, cost_of_tile);
+    return attune__cuda_serving_parts(search->shape, tile->value[ATTUNE__BLOCK_M], tile->value[ATTUNE__NUM_STAGES],
+                                      search->limits->compute_units * (occupancy ? occupancy : 1))
+        .workspace;
+}
+
+static void variant(const attune__shape *s, const attune_plan_choice *choice, attune__variant *v)
+{
+    static const attune__cuda_traits traits = {0};
+    attune__cuda_variant(s, choice, &traits, v);
+}
+
+const attune__family attune__cuda_serving_sm90a = {
+    .name = "cuda_serving_sm90a",
+    .backend = ATTUNE_BACKEND_CUDA,
+    .serving = true,
+    .serving_only = true,
+    .sinks = true,
+    .matrix = ATTUNE_MATRIX_WGMMA,
+    .dtypes = 1u << ATTUNE_F16 | 1u << ATTUNE_BF16,
+    .reject_automatic = reject_automatic,
+    .options = {ATTUNE__CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__ROWS_GUARANTEED_SAFE), 0, 0},
+    .tiles = tiles,
+    .clamp = clamp,
+    .reject_tile = reject_tile,
+    .cost = cost,
+    .workspace = workspace,
+    .variant = variant,
+};
