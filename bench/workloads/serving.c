@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define PAGE      16
+#define PAGE      16 /* keys, where a workload does not say */
 #define NO_WINDOW 0x3fffffff
 
 static const serving_workload workloads[] = {
@@ -109,6 +109,55 @@ static const serving_workload workloads[] = {
      .kv_heads = 8,
      .head_dim = 128,
      .groups = {{124, 1, 128, 8192}, {4, 512, 512, 8192}}},
+    {.name = "serve_prompt_2k",
+     .description =
+         "a prompt of 2048 rows; Llama 3.1 8B, 32 query and 8 kv heads of 128 (meta-llama/Llama-3.1-8B, config.json)",
+     .heads = 32,
+     .kv_heads = 8,
+     .head_dim = 128,
+     .groups = {{1, 2048, 2048, 2048}}},
+    {.name = "serve_prompt_8k",
+     .description =
+         "a prompt of 8192 rows; Llama 3.1 8B, 32 query and 8 kv heads of 128 (meta-llama/Llama-3.1-8B, config.json)",
+     .heads = 32,
+     .kv_heads = 8,
+     .head_dim = 128,
+     .groups = {{1, 8192, 8192, 8192}}},
+    {.name = "serve_prompt_32k",
+     .description =
+         "a prompt of 32768 rows; Llama 3.1 8B, 32 query and 8 kv heads of 128 (meta-llama/Llama-3.1-8B, config.json)",
+     .heads = 32,
+     .kv_heads = 8,
+     .head_dim = 128,
+     .groups = {{1, 32768, 32768, 32768}}},
+    {.name = "serve_prompt_8k_64",
+     .description = "as serve_prompt_8k, in pages of 64 keys",
+     .heads = 32,
+     .kv_heads = 8,
+     .head_dim = 128,
+     .page = 64,
+     .groups = {{1, 8192, 8192, 8192}}},
+    {.name = "serve_chunk",
+     .description = "a chunk of 512 rows of a prompt of 32768; Llama 3.1 8B, 32 query and 8 kv heads of 128 "
+                    "(meta-llama/Llama-3.1-8B, config.json)",
+     .heads = 32,
+     .kv_heads = 8,
+     .head_dim = 128,
+     .groups = {{1, 512, 32768, 32768}}},
+    {.name = "serve_prompts_2k",
+     .description = "two prompts of 2048 rows, and 8 sequences of 1024 keys that are decoded; Llama 3.1 8B, 32 query "
+                    "and 8 kv heads of 128 (meta-llama/Llama-3.1-8B, config.json)",
+     .heads = 32,
+     .kv_heads = 8,
+     .head_dim = 128,
+     .groups = {{8, 1, 1024, 1024}, {2, 2048, 2048, 2048}}},
+    {.name = "serve_prompts_4k",
+     .description = "two prompts of 4096 rows, and 32 sequences of 1024 keys that are decoded; Llama 3.1 8B, 32 query "
+                    "and 8 kv heads of 128 (meta-llama/Llama-3.1-8B, config.json)",
+     .heads = 32,
+     .kv_heads = 8,
+     .head_dim = 128,
+     .groups = {{32, 1, 1024, 1024}, {2, 4096, 4096, 4096}}},
     {.name = "serve_tree",
      .description = "verification of trees of 64 drafts at the end of 8 sequences of 8192 keys; Llama 3.1 8B, 32 query "
                     "and 8 kv heads of 128 (meta-llama/Llama-3.1-8B, config.json)",
@@ -173,6 +222,11 @@ double serving_window(const serving_workload *w, uint32_t kind)
 }
 
 /* ------------------------------------------------------------------------------------------------------------ scale */
+
+static int64_t page_of(const serving_workload *w)
+{
+    return w->page ? w->page : PAGE;
+}
 
 static uint32_t width_of(const serving_workload *w)
 {
@@ -273,10 +327,10 @@ static bool draw_lengths(const serving_workload *w, random_state *r, serving *s,
 /* A block table whose pages are a random permutation, but for those of the prefix, which all have. */
 static bool draw_pages(const serving_workload *w, random_state *r, serving *s, int64_t *pages, failure *why)
 {
-    const int64_t sequences = s->kv_len.size[0], shared = w->prefix / PAGE;
+    const int64_t sequences = s->kv_len.size[0], shared = w->prefix / page_of(w);
     int64_t most = 1, used = shared;
     for (int64_t b = 0; b < sequences; b++) {
-        const int64_t own = (serving_keys(s, b) + PAGE - 1) / PAGE;
+        const int64_t own = (serving_keys(s, b) + page_of(w) - 1) / page_of(w);
         most = own > most ? own : most;
         *pages = used += own > shared ? own - shared : 0;
     }
@@ -292,7 +346,7 @@ static bool draw_pages(const serving_workload *w, random_state *r, serving *s, i
     }
     for (int64_t b = 0, next = shared; b < sequences; b++)
         for (int64_t i = 0; i < most; i++) {
-            const bool has = i < (serving_keys(s, b) + PAGE - 1) / PAGE;
+            const bool has = i < (serving_keys(s, b) + page_of(w) - 1) / page_of(w);
             data_of(&s->pages)[b * most + i] = !has ? -1 : i < shared ? order[i] : order[next++];
         }
     free(order);
@@ -301,7 +355,7 @@ static bool draw_pages(const serving_workload *w, random_state *r, serving *s, i
     if (!integers(&s->shared, 1, sequences, 0, why))
         return false;
     for (int64_t b = 1; b < sequences; b++)
-        data_of(&s->shared)[b] = (int32_t)(shared * PAGE);
+        data_of(&s->shared)[b] = (int32_t)(shared * page_of(w));
     return true;
 }
 
@@ -357,9 +411,9 @@ static bool draw(attune_instance *instance, const serving_workload *w, attune_dt
         return false;
     const int64_t tokens = data_of(&s->q_start)[s->kv_len.size[0]];
     if (!normal(&s->a.q, dtype, 3, (int64_t[]){tokens, w->heads, w->head_dim}, r, why) ||
-        !draw_rows(&s->a.k, &s->k_scale, kv_dtype, (int64_t[]){pages, w->kv_heads, PAGE, w->head_dim}, r, why) ||
-        (!w->v_in_k &&
-         !draw_rows(&s->a.v, &s->v_scale, kv_dtype, (int64_t[]){pages, w->kv_heads, PAGE, width_of(w)}, r, why)) ||
+        !draw_rows(&s->a.k, &s->k_scale, kv_dtype, (int64_t[]){pages, w->kv_heads, page_of(w), w->head_dim}, r, why) ||
+        (!w->v_in_k && !draw_rows(&s->a.v, &s->v_scale, kv_dtype,
+                                  (int64_t[]){pages, w->kv_heads, page_of(w), width_of(w)}, r, why)) ||
         (w->sinks && !normal(&s->a.sinks, real, 1, &w->heads, r, why)) || (w->tree && !draw_tree(r, s, why)))
         return false;
     if (w->local)

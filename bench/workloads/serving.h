@@ -19,6 +19,7 @@ typedef struct serving_workload {
     uint32_t head_dim, head_dim_v; /* of v; 0 = head_dim */
     double scale;                  /* 0 = 1 / sqrt(head_dim) */
     bool v_in_k, sinks, tree;      /* V is the first columns of K; a tree over the last keys */
+    int64_t page;                  /* keys of a page; 0 = 16 */
     int64_t prefix;                /* the first keys, which all sequences share */
     bool unnamed;                  /* the call does not say so */
     int64_t window;                /* of the local layers */
