@@ -432,6 +432,7 @@ static const model_machine machine = {
     .wait_for_launches = wait_for_launches,
     .spin = spin,
     .tensor_store = model_tensor_store,
+    .add_vector = model_add_vector,
 };
 
 static bool prepare(void)

@@ -146,6 +146,8 @@ typedef struct model_machine {
     /* For loops that wait for another thread. */
     void (*spin)(void);
     void (*tensor_store)(const void *map, uint32_t from, const int *at);
+    /* red.global.add of a vector. */
+    void (*add_vector)(float *to, const float *x, uint32_t count);
 } model_machine;
 
 /* Defined by the kernel's library. */

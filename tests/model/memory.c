@@ -459,6 +459,17 @@ void model_check_global(const void *p, size_t size, bool write, void *pc)
     model_report(pc, "%s %zu bytes at %p, where no buffer is", write ? "writes" : "reads", size, p);
 }
 
+void model_add_vector(float *to, const float *x, uint32_t count)
+{
+    void *pc = __builtin_return_address(0);
+    if ((uintptr_t)to % (count * sizeof *to))
+        model_report(pc, "adds %zu bytes at %p of global memory, which is no multiple of them", count * sizeof *to,
+                     (void *)to);
+    model_check_global(to, count * sizeof *to, true, pc);
+    for (uint32_t i = 0; i < count; i++)
+        to[i] += x[i];
+}
+
 void model_access(const void *p, size_t size, int write, void *pc)
 {
     const loaded *l = model_cta->from;

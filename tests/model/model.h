@@ -216,6 +216,7 @@ void model_shared_access(uint32_t address, uint32_t size, bool write, void *pc);
 void model_shared_load(cta *from, uint32_t address, uint32_t size, void *pc);
 void model_shared_store(cta *to, uint32_t address, uint32_t size, void *pc);
 void model_check_global(const void *p, size_t size, bool write, void *pc);
+void model_add_vector(float *to, const float *x, uint32_t count);
 /* A COPYING_... begins or ends. */
 void model_copying(uint32_t address, uint32_t size, bool begins, void *pc);
 /* A copy by the asynchronous proxy will write these bytes; it has written them, in the name of an agent. */

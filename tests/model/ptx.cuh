@@ -297,9 +297,11 @@ __device__ __forceinline__ void add_global(float *to, float x)
     *to += x;
 }
 
+/* Vectors need their own size as alignment, which the machine checks. */
 __device__ __forceinline__ void add_global_4(float *to, float x, float y, float z, float w)
 {
-    to[0] += x, to[1] += y, to[2] += z, to[3] += w;
+    float added[4] = {x, y, z, w};
+    model->add_vector(to, added, 4);
 }
 
 /* ------------------------------------------------------------------------------------------------------------ cp.async
