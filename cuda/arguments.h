@@ -87,8 +87,11 @@
  *     float attune_score_slope_near(as attune_score), in backward kernels with ATTUNE_HAVE_SCORE_NEAR: likewise
  *     ATTUNE_CAPTURE_READS(X): X(i, symbol, kind) for each read of a floating-point capture, in backward kernels with
  *                      ATTUNE_HAVE_CAPTURE_GRADIENTS; then
+ *     ATTUNE_CAPTURE_READS_IN_ORDER(i): whether consecutive keys of a row read consecutive elements
  *     float attune_capture_read_<i>(as attune_score): d attune_score / d element read
  *     attune_index attune_capture_read_<i>_at(as attune_score): the row-major index of the element read; -1 = none
+ *     attune_index attune_capture_read_<i>_padded_at(as attune_score): likewise where rows have a multiple of four
+ *                      elements
  *
  * where ATTUNE_SYMBOLS is `, const attune_cuda_symbol *symbols, int kv0 = 0, int row0 = 0`. Row q may attend low <= kv
  * < high, or to key kv the rows low <= q < high. The text must be compiled without contraction (--fmad=false): the

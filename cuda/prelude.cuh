@@ -413,6 +413,35 @@ ATTUNE_FUNCTION attune_index attune_at_4(const attune_cuda_symbol *v, int i, int
     attune_index row = attune_at_3(v, i, j, k);
     return row >= 0 && ATTUNE_IN(v, 3, l) ? row * v->size[3] + l : -1;
 }
+/* The same where rows have a multiple of four elements: those of the last dimension, and none in their place. */
+#define ATTUNE_HAVE_PADDED_ROWS
+template <int RANK> ATTUNE_FUNCTION attune_index attune_padded_index(const attune_cuda_symbol *v, const int (&at)[RANK])
+{
+    bool inside = ATTUNE_IN(v, RANK - 1, at[RANK - 1]);
+    attune_index row = 0;
+#pragma unroll
+    for (int d = 0; d < RANK - 1; d++) {
+        inside = inside && ATTUNE_IN(v, d, at[d]);
+        row = row * v->size[d] + at[d];
+    }
+    return inside ? row * ((v->size[RANK - 1] + 3) & ~3ll) + at[RANK - 1] : -1;
+}
+ATTUNE_FUNCTION attune_index attune_padded_at_1(const attune_cuda_symbol *v, int i)
+{
+    return attune_padded_index<1>(v, {i});
+}
+ATTUNE_FUNCTION attune_index attune_padded_at_2(const attune_cuda_symbol *v, int i, int j)
+{
+    return attune_padded_index<2>(v, {i, j});
+}
+ATTUNE_FUNCTION attune_index attune_padded_at_3(const attune_cuda_symbol *v, int i, int j, int k)
+{
+    return attune_padded_index<3>(v, {i, j, k});
+}
+ATTUNE_FUNCTION attune_index attune_padded_at_4(const attune_cuda_symbol *v, int i, int j, int k, int l)
+{
+    return attune_padded_index<4>(v, {i, j, k, l});
+}
 /* The run of elements equal to element i of a row; row is -1 for a capture of rank 1. Elements out of range read 0, so
  * that a row out of range is a single run. */
 ATTUNE_FUNCTION void attune_run(const attune_cuda_symbol *v, int row, int i, long long *low, long long *high)

@@ -34,12 +34,14 @@ static void add_value(const attune_expr *expr, uint32_t n, const char *name, att
     attune__text_add(text, "    return %s;\n}\n", attune__ctext_operand(expr, n, root));
 }
 
-static void add_index(const attune_expr *expr, const attune__node *read, const char *name, attune__text *text)
+/* at: the function that has the index, followed by the capture's rank. */
+static void add_index(const attune_expr *expr, const attune__node *read, const char *name, const char *at,
+                      attune__text *text)
 {
     char index[ATTUNE__CTEXT_NAME];
     begin("attune_index", name, text);
     add_values(expr, read->arg, read->arg_count, text);
-    attune__text_add(text, "    return attune_at_%u(ATTUNE_CAPTURE(%d)", read->arg_count, read->value.i);
+    attune__text_add(text, "    return %s_%u(ATTUNE_CAPTURE(%d)", at, read->arg_count, read->value.i);
     for (uint32_t i = 0; i < read->arg_count; i++)
         attune__text_add(text, ", %s", attune__ctext_operand(expr, read->arg[i], index));
     attune__text_add(text, ");\n}\n");
@@ -97,24 +99,47 @@ uint32_t attune__ctext_pair_captures(const attune_expr *expr)
     return captures;
 }
 
+uint32_t attune__ctext_ordered_captures(const attune_expr *expr)
+{
+    bool diagonal[ATTUNE_EXPR_MAX_NODES];
+    uint32_t others = 0;
+    find_diagonal_nodes(expr, diagonal);
+    for (uint32_t n = 0; n < expr->node_count; n++)
+        if (expr->nodes[n].op == ATTUNE__OP_CAPTURE &&
+            !(sharing(expr, &expr->nodes[n], diagonal) == ATTUNE__READ_PAIR &&
+              attune__expr_reads_keys_in_order(expr, n)))
+            others |= 1u << expr->nodes[n].value.i;
+    return attune__ctext_pair_captures(expr) & ~others;
+}
+
 void attune__ctext_gradient(const attune__gradient *gradient, attune__text *text)
 {
     const attune_expr *expr = gradient->expr;
     bool diagonal[ATTUNE_EXPR_MAX_NODES];
-    char name[40];
+    char name[48];
     find_diagonal_nodes(expr, diagonal);
     add_value(expr, gradient->score, "attune_score_slope", text);
     for (uint32_t i = 0; i < gradient->read_count; i++) {
         snprintf(name, sizeof name, "attune_capture_read_%u", i);
         add_value(expr, gradient->reads[i].factor, name, text);
         snprintf(name, sizeof name, "attune_capture_read_%u_at", i);
-        add_index(expr, &expr->nodes[gradient->reads[i].capture], name, text);
+        add_index(expr, &expr->nodes[gradient->reads[i].capture], name, "attune_at", text);
     }
+    attune__text_add(text, "#ifdef ATTUNE_HAVE_PADDED_ROWS\n");
+    for (uint32_t i = 0; i < gradient->read_count; i++) {
+        snprintf(name, sizeof name, "attune_capture_read_%u_padded_at", i);
+        add_index(expr, &expr->nodes[gradient->reads[i].capture], name, "attune_padded_at", text);
+    }
+    attune__text_add(text, "#endif\n");
     attune__text_add(text, "#define ATTUNE_CAPTURE_READS(X)");
     for (uint32_t i = 0; i < gradient->read_count; i++) {
         const attune__node *read = &expr->nodes[gradient->reads[i].capture];
         attune__text_add(text, " X(%u, %d, %d)", i, read->value.i, sharing(expr, read, diagonal));
     }
-    attune__text_add(text, "\n#define ATTUNE_CAPTURE_GRADIENTS_USE_SCORE %d\n",
+    attune__text_add(text, "\n#define ATTUNE_CAPTURE_READS_IN_ORDER(i) (0");
+    for (uint32_t i = 0; i < gradient->read_count; i++)
+        if (attune__expr_reads_keys_in_order(expr, gradient->reads[i].capture))
+            attune__text_add(text, " || (i) == %u", i);
+    attune__text_add(text, ")\n#define ATTUNE_CAPTURE_GRADIENTS_USE_SCORE %d\n",
                      (attune__gradient_uses(gradient) & 1u << ATTUNE__VAR_SCORE) != 0);
 }

@@ -222,6 +222,9 @@ bool attune__reads_past(const attune__direct_reads *reads, uint32_t symbol, cons
 attune__terms attune__expr_terms(const attune_expr *expr, uint32_t root, uint16_t without);
 /* The same, and a tile of a capture, if one has such rows. */
 attune__terms attune__expr_terms_with_tile(const attune_expr *expr, uint32_t root);
+/* Whether a node reads a capture of which the last index is kv, and no other depends on kv or the score: consecutive
+ * keys of a row read consecutive elements. */
+bool attune__expr_reads_keys_in_order(const attune_expr *expr, uint32_t n);
 /* The same, but without terms of rows if there are none of keys: on their own they do not pay for the shuffles between
  * lanes. */
 attune__terms attune__expr_terms_with_keys(const attune_expr *expr, uint32_t root, uint16_t without);

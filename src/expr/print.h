@@ -72,7 +72,10 @@ void attune__ctext_soft_cap(const attune_expr *expr, const char *name, const cha
  *     float attune_capture_read_0(the same)                               d result / d the first read of a capture
  *     attune_index attune_capture_read_0_at(the same)                     its element in row-major order, -1 = none:
  *                                                                         attune_at_RANK(capture, indices), of 64 bits
+ *     attune_index attune_capture_read_0_padded_at(the same)              with ATTUNE_HAVE_PADDED_ROWS: likewise
+ *                                                                         attune_padded_at_RANK
  *     #define ATTUNE_CAPTURE_READS(X) X(0, symbol, sharing) X(1, ...)     sharing: the least of these that holds
+ *     #define ATTUNE_CAPTURE_READS_IN_ORDER(i)                            whether attune__expr_reads_keys_in_order
  *     #define ATTUNE_CAPTURE_GRADIENTS_USE_SCORE 0 or 1                   whether a derivative or an index uses score
  */
 #define ATTUNE__READ_ONE      0 /* all pairs of a head read the same element */
@@ -83,6 +86,8 @@ void attune__ctext_soft_cap(const attune_expr *expr, const char *name, const cha
 void attune__ctext_gradient(const attune__gradient *gradient, attune__text *text);
 /* Bits of the captures that are read with ATTUNE__READ_PAIR. */
 uint32_t attune__ctext_pair_captures(const attune_expr *expr);
+/* Of those which have no other reads, and none without attune__expr_reads_keys_in_order. */
+uint32_t attune__ctext_ordered_captures(const attune_expr *expr);
 /* attune_score_slope in the near-zero form. */
 void attune__ctext_near_slope(const attune__gradient *gradient, const char *name, const attune__terms *terms,
                               attune__text *text);

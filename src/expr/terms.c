@@ -60,18 +60,26 @@ static kind kind_of(const attune__node *node, uint16_t without)
     return node->uses & (ROW | without) ? PAIR : OF_KEY;
 }
 
+bool attune__expr_reads_keys_in_order(const attune_expr *expr, uint32_t n)
+{
+    const attune__node *node = &expr->nodes[n];
+    if (node->op != ATTUNE__OP_CAPTURE)
+        return false;
+    const attune__node *last = &expr->nodes[node->arg[node->arg_count - 1]];
+    if (last->op != ATTUNE__OP_VAR || last->value.i != ATTUNE__VAR_KV)
+        return false;
+    for (uint32_t i = 0; i + 1 < node->arg_count; i++)
+        if (expr->nodes[node->arg[i]].uses & (KEY | SCORE))
+            return false;
+    return true;
+}
+
 /* The bytes of an element of a capture whose rows are contiguous in kv; 0 for other nodes. */
 static uint32_t row_element(const attune_expr *expr, uint32_t n)
 {
     const attune__node *node = &expr->nodes[n];
-    if (node->op != ATTUNE__OP_CAPTURE || kind_of(node, 0) != PAIR)
+    if (!attune__expr_reads_keys_in_order(expr, n) || kind_of(node, 0) != PAIR)
         return 0;
-    const attune__node *last = &expr->nodes[node->arg[node->arg_count - 1]];
-    if (last->op != ATTUNE__OP_VAR || last->value.i != ATTUNE__VAR_KV)
-        return 0;
-    for (uint32_t i = 0; i + 1 < node->arg_count; i++)
-        if (expr->nodes[node->arg[i]].uses & (KEY | SCORE))
-            return 0;
     switch (expr->symbols[node->value.i].dtype) {
     case ATTUNE_F32:
     case ATTUNE_I32:

@@ -412,6 +412,36 @@ Test(ctext, capture_reads_say_which_pairs_share_an_element)
     }
 }
 
+/* Captures whose reads of a row's consecutive keys are consecutive elements, all of them. */
+Test(ctext, reads_in_the_order_of_keys)
+{
+    static const attune_symbol captures[] = {{"x", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 1},
+                                             {"y", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 2},
+                                             {"z", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F16, 3}};
+    static const struct {
+        const char *text;
+        uint32_t ordered;
+    } cases[] = {
+        {"score + y[q, kv]", 1},
+        {"score * y[min(q, 7) + h, kv]", 1},
+        {"score + z[h, q - 3, kv] * y[q, kv] + x[kv]", 6},
+        {"score + y[q, kv + 1]", 0},
+        {"score + y[q, 2 * kv]", 0},
+        {"score + y[kv, q]", 0},
+        {"score + z[q, kv, kv]", 0},
+        {"score + y[h, kv]", 0},            /* not of single pairs */
+        {"score + y[q, kv] * y[kv, q]", 0}, /* nor all of its reads */
+        {"score + y[q, kv] + y[3, kv]", 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        attune_expr *expr = parse_with(ATTUNE_EXPR_SCORE, cases[i].text, captures, 3);
+        const uint32_t ordered = attune__ctext_ordered_captures(expr);
+        cr_expect_eq(ordered, cases[i].ordered, "%s gives %#x", cases[i].text, ordered);
+        cr_expect_eq(ordered & ~attune__ctext_pair_captures(expr), 0);
+        attune__expr_release(expr);
+    }
+}
+
 Test(ctext, buffers)
 {
     attune_expr *expr = parse_with(ATTUNE_EXPR_MASK, "causal && q > 3", NULL, 0);
