@@ -238,10 +238,11 @@ typedef struct attune_cuda_backward {
     long long row_stride;
     /* long long [elements][ATTUNE_CUDA_SUM_WORDS]: exact sums of the capture gradients; symbol_sums: the address of
      * the first by symbol of the score expression, 0 = not requested or already added. Of the symbols of float_sums, as
-     * bits, they are float [elements] instead. attune_delta clears sum_words words from `sums` on. */
+     * bits, they are float [elements] instead; of those of padded_sums among them, they are aligned to 16 bytes and the
+     * last dimension has a multiple of four. attune_delta clears sum_words words from `sums` on. */
     unsigned long long sums, sum_words;
     unsigned long long symbol_sums[ATTUNE_CUDA_SYMBOLS];
-    unsigned float_sums;
+    unsigned float_sums, padded_sums;
 
     /* backward_sm90, backward_atomic_sm80: `sums` are float sums of dQ, followed by redo and the capture gradients.
      * int32 *redo: non-zero makes the sm80 kernels, launched after backward_sm90, recompute all gradients. Address 0:
@@ -273,6 +274,7 @@ typedef struct attune_cuda_sums {
     struct {
         unsigned long long address, sums; /* sums: as symbol_sums, or with is_float in floats */
         int is_float;
+        long long row, pitch; /* elements of the last dimension; from one row of floats to the next */
         long long elements, size[4], stride[4];
     } to[ATTUNE_CUDA_SYMBOLS];
 } attune_cuda_sums;

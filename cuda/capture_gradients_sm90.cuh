@@ -7,7 +7,8 @@
  * Reads that depend on the head or the key alone are summed in shared memory over all rows of a head and added to
  * global memory once. Reads of a row or a diagonal are summed over a warp's keys, 16 on Hopper, and 32 where a thread
  * has one key (backward::THREAD_KEYS). The order of these sums is fixed, and the additions to global memory are exact
- * (sums.cuh), so that results repeat bit for bit.
+ * (sums.cuh), so that results repeat bit for bit. Reads of single pairs of a large capture are added in float32, four
+ * keys at a time where these are adjacent elements.
  */
 #ifndef ATTUNE_CUDA_CAPTURE_GRADIENTS_SM90_CUH
 #define ATTUNE_CUDA_CAPTURE_GRADIENTS_SM90_CUH
@@ -97,8 +98,9 @@ __device__ __forceinline__ void add_gradient(u64 *sums, i64 at, float x, bool fl
 #define FLOAT_SUMS(symbol) (t.g.float_sums >> (symbol)&1)
 
 /* The arguments of the functions of a capture read. raw: the score before its expression. */
-#define READ_OF(q_, kv_, raw)        t.b, t.h, q_, kv_, t.h / (t.a.heads / t.a.kv_heads), t.a.q_len, t.a.kv_len, raw
-#define READ_INDEX(n_, q_, kv_, raw) attune_capture_read_##n_##_at(READ_OF(q_, kv_, raw), t.a.score_symbols)
+#define READ_OF(q_, kv_, raw)          t.b, t.h, q_, kv_, t.h / (t.a.heads / t.a.kv_heads), t.a.q_len, t.a.kv_len, raw
+#define READ_INDEX(n_, q_, kv_, raw)   attune_capture_read_##n_##_at(READ_OF(q_, kv_, raw), t.a.score_symbols)
+#define READ_PADDED_INDEX(n_, q_, kv_) attune_capture_read_##n_##_padded_at(READ_OF(q_, kv_, 0.0f), t.a.score_symbols)
 #define READ_FACTOR(n_, q_, kv_, raw)                                                                                  \
     (NEAR_ZERO ? ATTUNE_CAPTURE_READ_NEAR(n_)(READ_OF(q_, kv_, raw), t.a.score_symbols, t.kv)                          \
                : attune_capture_read_##n_(READ_OF(q_, kv_, raw), t.a.score_symbols))
@@ -242,35 +244,118 @@ __device__ __forceinline__ void add_diagonals(u64 *to, const i64 (&at)[COUNT], f
             add_gradient(to, at[i], x[i], floats);
 }
 
-/* Rotates the registers by four. The loop over reads of single pairs is not unrolled, and rotation
- * keeps its register indices constant. */
-template <int S_FRAGMENT> __device__ __forceinline__ void rotate_chunks(float (&x)[S_FRAGMENT])
+/* Rotates the registers by CHUNK. The loops over reads of single pairs are not unrolled over all, and rotation keeps
+ * their register indices constant. */
+template <int CHUNK, int S_FRAGMENT> __device__ __forceinline__ void rotate_chunks(float (&x)[S_FRAGMENT])
 {
-    float first[4] = {x[0], x[1], x[2], x[3]};
+    float first[CHUNK];
 #pragma unroll
-    for (int i = 0; i < S_FRAGMENT - 4; i++)
-        x[i] = x[i + 4];
+    for (int i = 0; i < CHUNK; i++)
+        first[i] = x[i];
 #pragma unroll
-    for (int i = 0; i < 4; i++)
-        x[S_FRAGMENT - 4 + i] = first[i];
+    for (int i = 0; i < S_FRAGMENT - CHUNK; i++)
+        x[i] = x[i + CHUNK];
+#pragma unroll
+    for (int i = 0; i < CHUNK; i++)
+        x[S_FRAGMENT - CHUNK + i] = first[i];
 }
+
+/* Whether the gradients of a read of single pairs may be added as vectors of four keys: four lanes of a warp have
+ * adjacent keys, which read adjacent elements. The sums must be padded besides (padded_sums). */
+template <int INDEX>
+constexpr bool VECTORS_OF_KEYS = !LANE_KEYS && !backward::ORDERED && ATTUNE_CAPTURE_READS_IN_ORDER(INDEX);
+/* Pairs of a thread in an iteration of the loop over them, which is unrolled unless the derivatives may be long; and
+ * those whose shuffles are issued together. More of these take registers that kernels of D128 do not have. */
+template <int S_FRAGMENT> constexpr int VECTOR_CHUNK = config::SCORE_CHUNKS ? 4 : S_FRAGMENT < 32 ? S_FRAGMENT : 32;
+template <int S_FRAGMENT> constexpr int VECTOR_BATCH = VECTOR_CHUNK<S_FRAGMENT> < 16 ? VECTOR_CHUNK<S_FRAGMENT> : 16;
+
+/* Which a lane is of the four that have adjacent keys and the same rows. */
+__device__ __forceinline__ int lane_of_keys()
+{
+    return thread_index() / 4 % 4;
+}
+
+/* Transposes the pairs of these lanes, of which each has two rows of two keys: a lane returns with pair lane_of_keys()
+ * of all of them, which are four adjacent keys of one row. */
+__device__ __forceinline__ void exchange_keys(float (&x)[4])
+{
+    bool upper = lane_of_keys() & 2, odd = lane_of_keys() & 1;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float other = __shfl_xor_sync(0xffffffffu, upper ? x[i] : x[i + 2], 8);
+        x[i] = upper ? other : x[i];
+        x[i + 2] = upper ? x[i + 2] : other;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        float other = __shfl_xor_sync(0xffffffffu, odd ? x[i] : x[i + 1], 4);
+        x[i] = odd ? other : x[i];
+        x[i + 1] = odd ? x[i + 1] : other;
+    }
+}
+
+/* Adds the gradients of four adjacent keys of a row to float32 sums, of which `at` is the first one's; -1 = none. */
+__device__ __forceinline__ void add_four_gradients(float *sums, i64 at, const float (&x)[4])
+{
+    if (at >= 0 && (x[0] != 0.0f || x[1] != 0.0f || x[2] != 0.0f || x[3] != 0.0f))
+        add_global_4(sums + at, x[0], x[1], x[2], x[3]);
+}
+
+/* kv_own: the first of a lane's four keys, a multiple of four, so that a vector that begins in a row ends in its
+ * padding at the latest. */
+#define ADD_VECTORS_OF_KEYS(n_, symbol)                                                                                \
+    constexpr int CHUNK = VECTOR_CHUNK<S_FRAGMENT>, BATCH = VECTOR_BATCH<S_FRAGMENT>;                                  \
+    int own = lane_of_keys(), kv_own = t.kv - own + own / 2 * 8;                                                       \
+    _Pragma("unroll 1") for (int first = 0; first < S_FRAGMENT; first += CHUNK)                                        \
+    {                                                                                                                  \
+        _Pragma("unroll") for (int from = 0; from < CHUNK; from += BATCH)                                              \
+        {                                                                                                              \
+            float x[BATCH / 4][4];                                                                                     \
+            _Pragma("unroll") for (int i = 0; i < BATCH; i++)                                                          \
+            {                                                                                                          \
+                int at = from + i, q = t.q + (first + at / 4 * 4) * 2 + at % 2;                                        \
+                float raw = config::GRADIENTS_USE_SCORE ? s[at] * t.a.scale : 0.0f;                                    \
+                x[i / 4][i % 4] = READ_GRADIENT(n_, d[at], q, t.kv + backward::key_of(at), raw);                       \
+            }                                                                                                          \
+            _Pragma("unroll") for (int i = 0; i < BATCH / 4; i++) exchange_keys(x[i]);                                 \
+            _Pragma("unroll") for (int i = 0; i < BATCH / 4; i++)                                                      \
+            {                                                                                                          \
+                int q = t.q + (first + from + i * 4) * 2 + own % 2;                                                    \
+                add_four_gradients((float *)sums, READ_PADDED_INDEX(n_, q, kv_own), x[i]);                             \
+            }                                                                                                          \
+        }                                                                                                              \
+        rotate_chunks<CHUNK>(d);                                                                                       \
+        if (config::GRADIENTS_USE_SCORE)                                                                               \
+            rotate_chunks<CHUNK>(s);                                                                                   \
+    }
+
+#define ADD_SINGLE_PAIRS(n_, symbol)                                                                                   \
+    _Pragma("unroll 1") for (int first = 0; first < S_FRAGMENT; first += 4)                                            \
+    {                                                                                                                  \
+        int row = t.q + (LANE_KEYS ? first : first * 2);                                                               \
+        _Pragma("unroll") for (int i = 0; i < 4; i++)                                                                  \
+        {                                                                                                              \
+            float raw = config::GRADIENTS_USE_SCORE ? s[i] * t.a.scale : 0.0f;                                         \
+            int q = row + i % backward::FOUR_ROWS, kv = t.kv + backward::key_of(i);                                    \
+            add_gradient(sums, READ_INDEX(n_, q, kv, raw), READ_GRADIENT(n_, d[i], q, kv, raw), FLOAT_SUMS(symbol));   \
+        }                                                                                                              \
+        rotate_chunks<4>(d);                                                                                           \
+        if (config::GRADIENTS_USE_SCORE)                                                                               \
+            rotate_chunks<4>(s);                                                                                       \
+    }
 
 #define ADD_PAIR_GRADIENTS(n_, symbol, kind)                                                                           \
     if constexpr (kind == READ_PAIR) {                                                                                 \
         if (u64 *sums = (u64 *)t.g.symbol_sums[symbol]) {                                                              \
-            _Pragma("unroll 1") for (int first = 0; first < S_FRAGMENT; first += 4)                                    \
-            {                                                                                                          \
-                int row = t.q + (LANE_KEYS ? first : first * 2);                                                       \
-                _Pragma("unroll") for (int i = 0; i < 4; i++)                                                          \
-                {                                                                                                      \
-                    float raw = config::GRADIENTS_USE_SCORE ? s[i] * t.a.scale : 0.0f;                                 \
-                    int q = row + i % backward::FOUR_ROWS, kv = t.kv + backward::key_of(i);                            \
-                    add_gradient(sums, READ_INDEX(n_, q, kv, raw), READ_GRADIENT(n_, d[i], q, kv, raw),                \
-                                 FLOAT_SUMS(symbol));                                                                  \
+            bool vectors = false;                                                                                      \
+            if constexpr (VECTORS_OF_KEYS<n_>) {                                                                       \
+                vectors = t.g.padded_sums >> (symbol)&1;                                                               \
+                if (vectors) {                                                                                         \
+                    ADD_VECTORS_OF_KEYS(n_, symbol)                                                                    \
                 }                                                                                                      \
-                rotate_chunks(d);                                                                                      \
-                if (config::GRADIENTS_USE_SCORE)                                                                       \
-                    rotate_chunks(s);                                                                                  \
+            }                                                                                                          \
+            if (!vectors) {                                                                                            \
+                ADD_SINGLE_PAIRS(n_, symbol)                                                                           \
             }                                                                                                          \
         }                                                                                                              \
     }

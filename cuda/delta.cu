@@ -125,7 +125,8 @@ extern "C" __global__ void __launch_bounds__(CTA_THREADS) attune_sums(const __gr
     int i = 0;
     for (; element >= s.to[i].elements; i++)
         element -= s.to[i].elements;
-    double value = s.to[i].is_float ? (double)((const float *)s.to[i].sums)[element]
+    i64 padding = s.to[i].pitch - s.to[i].row, before = padding ? element / s.to[i].row * padding : 0;
+    double value = s.to[i].is_float ? (double)((const float *)s.to[i].sums)[element + before]
                                     : sum_value((const u64 *)s.to[i].sums + element * ATTUNE_CUDA_SUM_WORDS);
     i64 at = 0;
     for (int d = 3; d >= 0; d--) {

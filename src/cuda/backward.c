@@ -20,6 +20,7 @@
  * each other, longer in float32 than in integers. */
 #define FLOAT_ELEMENTS 65536
 #define FLOAT_PAIRS    4 /* of a head, for each element at most */
+#define FLOAT_VECTOR   4 /* adjacent elements that are added at once */
 
 attune_status attune__cuda_backward_load(attune__cuda_program *program, const attune__program_desc *desc)
 {
@@ -30,6 +31,8 @@ attune_status attune__cuda_backward_load(attune__cuda_program *program, const at
     program->float_sums = program->family->float_sums && !program->ordered && program->score
                               ? attune__ctext_pair_captures(program->score)
                               : 0;
+    if (program->family->padded_sums && program->float_sums)
+        program->padded_sums = attune__ctext_ordered_captures(program->score);
     ATTUNE__TRY(attune__cuda_function(device, program->delta.module, "attune_sums", &program->sums));
     ATTUNE__TRY(attune__cuda_function(device, program->delta.module, "attune_sinks", &program->sinks));
     return program->family->dq_name
@@ -48,9 +51,7 @@ static attune_cuda_sums sums_of(const attune__cuda_program *program, const attun
         const attune_tensor *t = &call->d_captures[i];
         if (program->score->symbols[i].kind != ATTUNE_SYMBOL_CAPTURE || !t->buffer)
             continue;
-        b->symbol_sums[i] = *memory;
         sums.to[sums.count].address = attune__cuda_pointer(t->buffer) + t->offset;
-        sums.to[sums.count].sums = *memory;
         sums.to[sums.count].elements = 1;
         for (uint32_t d = 0; d < ATTUNE_MAX_RANK; d++) {
             const bool present = d < t->rank;
@@ -60,10 +61,19 @@ static attune_cuda_sums sums_of(const attune__cuda_program *program, const attun
         }
         const long long elements = sums.to[sums.count].elements;
         const bool is_float = (floats >> i & 1) && elements >= FLOAT_ELEMENTS && elements >= pairs / FLOAT_PAIRS;
+        const bool is_padded = is_float && program->padded_sums >> i & 1;
+        const long long row = t->rank ? t->size[t->rank - 1] : 1;
+        const long long pitch = is_padded ? (row + FLOAT_VECTOR - 1) / FLOAT_VECTOR * FLOAT_VECTOR : row;
+        if (is_padded) /* the workspace has more space by far: that of exact sums */
+            *memory = attune__round_up64(*memory, FLOAT_VECTOR * sizeof(float));
+        b->symbol_sums[i] = sums.to[sums.count].sums = *memory;
         b->float_sums |= (unsigned)is_float << i;
+        b->padded_sums |= (unsigned)is_padded << i;
+        sums.to[sums.count].row = row;
+        sums.to[sums.count].pitch = pitch;
         sums.to[sums.count++].is_float = is_float;
         sums.elements += elements;
-        *memory += is_float ? attune__round_up64((uint64_t)elements * sizeof(float), 8)
+        *memory += is_float ? attune__round_up64((uint64_t)(elements / row * pitch) * sizeof(float), 8)
                             : (uint64_t)elements * ATTUNE__CUDA_SUM_BYTES;
     }
     return sums;

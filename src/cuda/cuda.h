@@ -145,6 +145,7 @@ typedef struct attune__cuda_program {
     uint32_t head_dim, head_dim_v;   /* backward */
     bool ordered;                    /* backward: ordered accumulation */
     uint32_t float_sums;             /* backward: bits of the captures whose gradients are summed in float32 */
+    uint32_t padded_sums;            /* ... in rows of a multiple of four elements */
     attune__cu_function combine;     /* decode with more than one split */
     uint32_t packed_heads, split;    /* decode */
     uint32_t clusters;               /* decode: those of a row's splits that run at once, or 0 */

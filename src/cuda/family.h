@@ -39,6 +39,7 @@ typedef struct attune__cuda_family {
     bool splits_tail;
     /* Unless the order is fixed, gradients of large captures that each pair reads by itself are summed in float32. */
     bool float_sums;
+    bool padded_sums; /* their rows have a multiple of four elements, where threads have as many adjacent keys */
     /* The forward kernel's parameters end with a tensor map of O, and whether TMA can store it. */
     bool stores_o;
     bool boxes;        /* the parameters over a cache end with tensor maps of K and V */

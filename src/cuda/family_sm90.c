@@ -59,6 +59,7 @@ const attune__cuda_family attune__cuda_family_sm90a = {
     .cluster = cluster,
     .splits_tail = true,
     .float_sums = true,
+    .padded_sums = true,
 };
 
 static void define_serving(attune__cuda_kernel *kernel, const attune__program_desc *desc, attune__cuda_role role)

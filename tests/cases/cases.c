@@ -223,7 +223,7 @@ static const capture_kind capture_kinds[] = {
     {"slope", ATTUNE_F32, 1},   {"bias", ATTUNE_F32, 2},      {"keep", ATTUNE_BOOL, 2},
     {"anchors", ATTUNE_I32, 2}, {"half_bias", ATTUNE_F16, 1}, {"brain_bias", ATTUNE_BF16, 1},
     {"piece", ATTUNE_I32, 1},   {"gate", ATTUNE_F32, 1},      {"holes", ATTUNE_F32, 1},
-    {"pair", ATTUNE_F32, 2},    {"half_pair", ATTUNE_F16, 2},
+    {"pair", ATTUNE_F32, 2},    {"half_pair", ATTUNE_F16, 2}, {"narrow_pair", ATTUNE_F32, 2},
 };
 #define CAPTURE_KINDS (sizeof capture_kinds / sizeof capture_kinds[0])
 
@@ -241,6 +241,9 @@ static void capture_shape(const char *name, const attention_case *c, int64_t lon
     } else if (!strcmp(name, "pair") || !strcmp(name, "half_pair")) {
         size[0] = c->q_len;
         size[1] = c->kv_len;
+    } else if (!strcmp(name, "narrow_pair")) {
+        size[0] = c->q_len;
+        size[1] = c->kv_len - 10;
     } else if (!strcmp(name, "bias")) {
         size[0] = c->q_len + c->kv_len;
         size[1] = c->heads;

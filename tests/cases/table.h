@@ -198,4 +198,10 @@ ROW(forbidden_by_a_bias,    1, 1, 2, 2, 200, 300,  64,  0, .score = "score + (kv
 ROW(forbidden_by_the_least, 1, 1, 2, 2, 200, 300, 128,  0, .score = "score + (kv < 270 && q != 40 ? -3.4e38 : 0.0)")
 ROW(buckets_of_both_sides,  2, 2, 2, 2, 200, 260,  64,  0, .score = "score + bias[min(abs(q - kv) / 8, 20) + select(kv > q, 21, 0), h]")
 ROW(forbidden_by_more,     1, 1, 2, 2, 200, 300,  64,  0, .score = "score + (kv >= 140 ? 0.0 : -1e10)")
+ROW(pair_sums_even,         2, 2, 4, 2, 250, 266,  32,  0, .mask = "kv < used[b] && q + 200 >= kv", .score = "score + pair[q, kv]")
+ROW(pair_sums_odd,          1, 1, 4, 2, 261, 259,  64,  0, .mask = DOCUMENT, .score = "score * half_pair[q, kv] + pair[q, kv] + half_bias[kv]")
+ROW(pair_sums_narrow,       2, 2, 2, 2, 262, 268,  64,  0, .score = "score + narrow_pair[q - 5, kv]")
+ROW(pair_sums_wide,         1, 1, 2, 1, 250, 268, 192, 128, .score = "score + pair[q, kv]")
+ROW(pair_sums_beside,       1, 1, 4, 2, 260, 259, 128,  0, .mask = CAUSAL, .score = "score + pair[q, kv] * pair[q, kv + 1]")
+ROW(pair_sums_long,         1, 1, 2, 2, 260, 260, 128,  0, .mask = "q * 37 % 260 >= kv * 37 % 260", .score = "sin(cos(3 * score)) * pair[q, kv] + 0.3 * sin(0.1 * (q - kv)) * cos(0.03 * kv)", .input = INPUT_NAN_HIDDEN)
 /* clang-format on */

@@ -161,6 +161,18 @@ FAULTS = [
     ('sm=90 dtype=f16 cases gradients_cuda/causal_long_keys', 'ordered_sums.cuh', 'bulk_wait_release(word, tile + 1);', 'bulk_wait_release(word, tile);', 'never'),
     # Sums in float32 are read as exact ones.
     ('sm=90 dtype=f16 cases gradients_cuda/pair_bias', 'delta.cu', 's.to[i].is_float ?', '!s.to[i].is_float ?', ORACLE),
+    # The lanes that exchange gradients of pairs have no adjacent keys, or give each other's pairs away; their rows and keys change places.
+    ('sm=90 dtype=f16 cases gradients_cuda/pair_bias', 'capture_gradients_sm90.cuh', 'upper ? x[i] : x[i + 2], 8);', 'upper ? x[i] : x[i + 2], 16);', ORACLE),
+    ('sm=90 dtype=f16 cases gradients_cuda/pair_sums_even', 'capture_gradients_sm90.cuh', 'odd ? x[i] : x[i + 1], 4);', 'odd ? x[i + 1] : x[i], 4);', ORACLE),
+    ('sm=90 dtype=bf16 cases gradients_cuda/pair_bias_masked', 'capture_gradients_sm90.cuh', 't.kv - own + own / 2 * 8;', 't.kv - own + own % 2 * 8;', ORACLE),
+    ('sm=90 dtype=bf16 cases gradients_cuda/pair_sums_wide', 'capture_gradients_sm90.cuh', 'i * 4) * 2 + own % 2;', 'i * 4) * 2 + own / 2;', ORACLE),
+    # The vectors of a thread are its first ones again.
+    ('sm=90 dtype=bf16 cases gradients_cuda/pair_sums_long', 'capture_gradients_sm90.cuh', '        rotate_chunks<CHUNK>(d);', '        rotate_chunks<S_FRAGMENT>(d);', ORACLE),
+    # Vectors are added to rows without padding, or to rows behind the capture; padding is read as elements.
+    ('sm=90 dtype=bf16 cases gradients_cuda/pair_sums_odd', 'prelude.cuh', '((v->size[RANK - 1] + 3) & ~3ll)', 'v->size[RANK - 1]', 'which is no multiple of them'),
+    ('sm=90 dtype=f16 cases gradients_cuda/pair_sums_narrow', 'capture_gradients_sm90.cuh', 'if (at >= 0 && (x[0]', 'if ((x[0]',
+     'which is no multiple of them'),
+    ('sm=90 dtype=f16 cases gradients_cuda/pair_sums_even', 'delta.cu', '.sums)[element + before]', '.sums)[element]', ORACLE),
     # Lanes of a row take each other's shares of a capture's gradient.
     ('sm=90 dtype=f16 cases gradients_cuda/half_bias', 'capture_gradients_sm90.cuh', 'upper ? x[i] : x[i + HALF], STEP', 'upper ? x[i + HALF] : x[i], STEP', ORACLE),
 ]
