@@ -144,6 +144,12 @@ static const serving_case cases[] = {
      GATHER | SHARED | PREFIX | SPLIT, prompted, NULL, 0, 0, 0},
     {"wide_forbidden_by_more", 2, 1, 272, 272, 16, NULL, "score + (kv < 130 && kv + 4 < q ? -1e10 : 0.0)", 0, decode,
      NULL, 0, 0, 0},
+    {"prompt", 4, 2, 64, 64, 32, CAUSAL, NULL, 0, longer, NULL, 0, 0, 0},
+    {"prompt_256", 4, 2, 256, 256, 16, CAUSAL, NULL, HOLES, longer, NULL, 0, 0, 0},
+    {"prompt_window", 4, 1, 128, 128, 64, "q >= kv && q - kv < 400", NULL, FIRST | SINKS | LIST, longer, NULL, 0, 0, 0},
+    {"prompt_tree", 4, 2, 64, 64, 16, NULL, NULL, TREE, drafts, NULL, 0, 0, 0},
+    {"prompt_192", 2, 1, 192, 192, 16, CAUSAL, "score + slope[h] * (kv - q)", 0, longer, NULL, 0, 0, 0},
+    {"prompt_pairs", 4, 2, 96, 96, 32, "depth[row] >= kv % 7", NULL, TOKENS, longer, NULL, 0, 0, 0},
 };
 
 /* Whether kernels may have rows of several sequences in a tile. */

@@ -11,7 +11,7 @@ MERGE = r'case \d+: \d+ parts|in place of part|differences'
 FAULTS = [
     # ------------------------------------------------------------------------------------------------------- serving
     # A launch that may begin before its schedule is made does not wait for it.
-    ('sm=90 case=pages_16 cases serving_cases/cuda', 'serving_sm80.cu', '    wait_for_launches();\n', '', 'has not waited for the launches before'),
+    ('sm=90 case=group_5 cases serving_cases/cuda', 'serving_sm80.cu', '    wait_for_launches();\n', '', 'has not waited for the launches before'),
     # K is read before its copy is complete.
     ('case=pages_16 cases serving_cases/cuda', 'serving_sm80.cu', 'copy_wait<STAGES == 1 ? 0 : AHEAD - 1>();', '',
      'cp.async writes that its thread has not waited for'),
@@ -30,7 +30,7 @@ FAULTS = [
     ('case=absorbed cases serving_cases/cuda', 'serving_sm80.cu', '                    __syncthreads();\n                    load_p(all, p);',
      '                    load_p(all, p);', SHARED),
     # Every key is in the sequence's first page.
-    ('case=pages_16 cases serving_cases/cuda', 'serving_loads.cuh', 't.table[entry * t.entry_stride]', 't.table[0]', ORACLE),
+    ('case=pages_16 cases serving_cases/cuda', 'serving_keys.cuh', 't.table[entry * t.entry_stride]', 't.table[0]', ORACLE),
     # K and V are stored with the swizzle of the row beside.
     ('case=pages_16 cases serving_cases/cuda', 'serving_loads.cuh', 'copy_chunk(to + chunk_offset<CHUNKS>(row, chunk + i)',
      'copy_chunk(to + chunk_offset<CHUNKS>(row ^ 1, chunk + i)', ORACLE),
@@ -53,11 +53,30 @@ FAULTS = [
     ('case=split_few cases serving_cases/cuda', 'serving_schedule.cuh', '        of_warps[threadIdx.x / 32] = found;\n    __syncthreads();',
      '        of_warps[threadIdx.x / 32] = found;', SHARED),
     # A CTA leaves out an item when it takes its second one.
-    ('case=ragged cases serving_cases/cuda', 'serving_schedule.cuh', 'index = grid + (u32)*place;', 'index = grid + (u32)*place + 1;', ORACLE),
+    ('case=ragged cases serving_cases/cuda', 'serving_schedule.cuh', 'return grid + (u32)taken;', 'return grid + (u32)taken + 1;', ORACLE),
     # The items that were taken are left for the next call.
-    ('case=ragged cases serving_cases/cuda', 'serving_schedule.cuh', '            schedule->taken = 0;', '            ;', 'other bits from other pages|' + ORACLE),
+    ('case=ragged cases serving_cases/cuda', 'serving_schedule.cuh', '        schedule->taken = 0;', '        ;', 'other bits from other pages|' + ORACLE),
     # An entry of the block table is not left after its last row.
     ('case=ragged cases serving_cases/cuda', 'serving_loads.cuh', '            n.entry[i]++;', '            ;', 'other bits from pages|' + ORACLE),
+    # Over a cache with wgmma: keys are copied, and no fence is between them and the products.
+    ('sm=90 case=pages_1 cases serving_cases/cuda', 'producer_serving_sm90.cuh', '        fence_async();\n', '', 'without a fence of the asynchronous proxy'),
+    # A stage is committed before its copies are complete.
+    ('sm=90 case=pages_1 cases serving_cases/cuda', 'producer_serving_sm90.cuh', '    copy_wait<in_flight::COUNT>();\n', '', SHARED),
+    # V's products do not wait for V.
+    ('sm=90 case=count cases serving_cases/cuda', 'serving_sm90.cu', '    /* 2: wait for the last V */\n    consumer_wait<&control::v>(c, v);\n', '', SHARED),
+    # K is released before its product is complete.
+    ('sm=90 case=prompt_window cases serving_cases/cuda', 'serving_sm90.cu',
+     '        wgmma_wait<1>(); /* S is done, O may not be */\n        accumulators_done(x);\n        consumer_release<&control::k>(c, k);',
+     '        consumer_release<&control::k>(c, k);\n        wgmma_wait<1>();\n        accumulators_done(x);', SHARED),
+    # Producers begin to read a tile of rows before it is stored.
+    ('sm=90 case=count cases serving_cases/cuda', 'producer_serving_sm90.cuh', '        named_sync<BARRIER_PRODUCERS, sm90::PRODUCERS>();\n', '', SHARED),
+    # Boxes are loaded from the page of the warp's first key.
+    ('sm=90 case=count cases serving_cases/cuda', 'producer_serving_sm90.cuh', 'key.page = __shfl_sync(0xffffffffu, key.page, mine.source);',
+     'key.page = __shfl_sync(0xffffffffu, key.page, 0);', ORACLE),
+    # A row's drafts are those of the word beside.
+    ('sm=90 case=tree cases serving_cases/cuda', 'serving_sm90.cu', '(u32)draft & 31);', '(u32)draft & 30);', ORACLE),
+    # Elements that a forbidden pair made NaN are kept.
+    ('sm=90 case=sinks_nan cases serving_cases/cuda', 'serving_sm90.cu', '    if (!__any_sync(0xffffffffu, bad & 15))', '    if (true)', ORACLE + '|NaN|nan|pattern'),
     # Rows of a group read the queries of its first sequence.
     ('case=gather_tree cases serving_cases/cuda', 'serving_sm80.cu', 'base = rows_of_q(a, sequence_of(a, t, t.row + row));', 'base = rows_of_q(a, t);', ORACLE),
     # A sequence has the partial results of the one whose items have the parts that it shares.

@@ -131,10 +131,10 @@ static void random_pass(attune_pass_options *o, bool forward, bool backward)
     o->use_tma = bits & 8192 && next() % 4 == 0 ? (attune_choice)PICK(1, 2) : 0;
     o->approximate_tanh = bits & 32768 ? (attune_choice)PICK(1, 2) : 0;
     static const char *const kernels[] = {
-        "cpu",           "cuda_sm80_atomic", "cuda_sm80",      "cuda_sm90a",      "vulkan_portable",
-        "vulkan_lanes",  "vulkan_subgroup",  "vulkan_coopmat", "opencl_subgroup", "opencl_portable",
-        "opencl_lanes",  "opencl_serving",   "cpu_bf16",       "cpu_amx",         "cuda_sm100a",
-        "vulkan_decode", "opencl_decode"};
+        "cpu",           "cuda_sm80_atomic", "cuda_sm80",         "cuda_sm90a",      "vulkan_portable",
+        "vulkan_lanes",  "vulkan_subgroup",  "vulkan_coopmat",    "opencl_subgroup", "opencl_portable",
+        "opencl_lanes",  "opencl_serving",   "cpu_bf16",          "cpu_amx",         "cuda_sm100a",
+        "vulkan_decode", "opencl_decode",    "cuda_serving_sm90a"};
     if (bits & 16384 && next() % 2)
         strcpy(o->kernel, kernels[next() % (sizeof kernels / sizeof kernels[0])]);
 }
