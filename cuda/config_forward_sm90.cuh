@@ -54,8 +54,9 @@ struct forward_config {
     static constexpr int QUEUE_STAGES = 4;
     /* A consumer has waited for its products before it releases a stage. */
     static constexpr bool DRAINS = false;
-    /* The scan warps do not release V: with a mask there are two stages at least. */
-    static constexpr bool SCAN_RELEASES_V = false;
+    /* The scan warps wait for V of every key tile and release it, so that they are never a phase behind: a wait for a
+     * phase is over too, where the one before it is not. */
+    static constexpr bool SCAN_RELEASES_V = SCANS_V;
     /* setmaxnreg's; together the warp groups have the 65536 of an SM. */
     static constexpr int PRODUCER_REGISTERS = GROUPS == 3 ? 32 : GROUPS == 2 ? 40 : 56;
     static constexpr int CONSUMER_REGISTERS = GROUPS == 3 ? 160 : GROUPS == 2 ? 232 : 248;

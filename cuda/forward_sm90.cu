@@ -351,7 +351,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             pipeline_init<&control::q>(c, i, 1, (sm90::GROUPS * 4 + sm90::SCAN_WARPS) * ARRIVALS);
         for (int i = 0; i < STAGES; i++) {
             pipeline_init<&control::k>(c, i, 1, (sm90::GROUPS * 4 + sm90::SCAN_WARPS) * ARRIVALS);
-            pipeline_init<&control::v>(c, i, 1, sm90::GROUPS * 4 * ARRIVALS);
+            pipeline_init<&control::v>(c, i, 1,
+                                       (sm90::GROUPS * 4 + (sm90::SCAN_RELEASES_V ? sm90::SCAN_WARPS : 0)) * ARRIVALS);
             barrier_init(&c.v_scanned[i], 1);
         }
         for (int i = 0; i < sm90::QUEUE_STAGES; i++)

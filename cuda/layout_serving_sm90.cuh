@@ -27,7 +27,7 @@ struct serving_config {
 
     static_assert(THREADS == PRODUCERS + CONSUMERS,
                   "a producer warp group, and a consumer warp group for each 64 rows");
-    static_assert(BLOCK_N % 32 == 0, "a warp loads 8 keys or a multiple");
+    static_assert(BLOCK_N == 64 || BLOCK_N == 128, "a warp loads 16 or 32 keys");
     static_assert(STAGES > 1 && TAKEN, "keys are loaded ahead, and parts are not fixed");
     static_assert(K_TYPE == config::DTYPE && V_TYPE == config::DTYPE && config::Q_DTYPE == config::DTYPE &&
                       sizeof(element) == 2,

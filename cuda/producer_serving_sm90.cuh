@@ -286,10 +286,8 @@ __device__ __forceinline__ void store_there(u32 *words, u32 there)
     int warp = thread_index_remat() / 32;
     if (sm90::WARP_KEYS == 32)
         words[warp] = there;
-    else if (sm90::WARP_KEYS == 16)
-        ((unsigned short *)words)[warp] = (unsigned short)there;
     else
-        ((unsigned char *)words)[warp] = (unsigned char)there;
+        ((unsigned short *)words)[warp] = (unsigned short)there;
 }
 
 /* The keys and values of a tile of rows. V trails K by one tile, because consumers release a stage of V one tile later

@@ -9,6 +9,9 @@ APPEND = r': .*, expected |other bits than|max error'
 MERGE = r'case \d+: \d+ parts|in place of part|differences'
 
 FAULTS = [
+    # ------------------------------------------------------------------------------------------------------- forward
+    # The scan warps look at V before it is loaded: a phase behind, their wait is over.
+    ('sm=90 dtype=bf16 schedule=6 cases forward_cuda/causal_long_keys', 'config_forward_sm90.cuh', 'SCAN_RELEASES_V = SCANS_V;', 'SCAN_RELEASES_V = false;', SHARED),
     # ------------------------------------------------------------------------------------------------------- serving
     # A launch that may begin before its schedule is made does not wait for it.
     ('sm=90 case=group_5 cases serving_cases/cuda', 'serving_sm80.cu', '    wait_for_launches();\n', '', 'has not waited for the launches before'),
