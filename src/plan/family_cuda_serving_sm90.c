@@ -33,6 +33,12 @@ static const attune__tile serving_256[] = {
     ATTUNE__TILE(64, 64, 2, 8),
 };
 
+/* A tree without a mask's intervals takes a register more than there are beside 128 keys and as many columns. */
+static const attune__tile tree_128[] = {
+    ATTUNE__TILE(128, 64, 4, 12),
+    ATTUNE__TILE(128, 64, 2, 12),
+    ATTUNE__TILE(64, 64, 2, 8),
+};
 /* Beside expressions that are evaluated for each pair. */
 static const attune__tile crowded_128[] = {
     ATTUNE__TILE(64, 64, 4, 8),
@@ -54,8 +60,12 @@ static const attune__tile *tiles(const attune__search *search, uint32_t *count)
                                                  TILES(serving_256)};
     static const attune__cuda_tiles crowded[4] = {TILES(crowded_128), TILES(crowded_128), TILES(crowded_192),
                                                   TILES(serving_256)};
+    static const attune__cuda_tiles trees[4] = {TILES(serving_64), TILES(tree_128), TILES(serving_192),
+                                                TILES(serving_256)};
     const attune__shape *s = search->shape;
-    const attune__cuda_tiles t = attune__cuda_by_head_dim(s, is_crowded(s) ? crowded : tables);
+    const attune__cuda_tiles t = attune__cuda_by_head_dim(s, is_crowded(s)              ? crowded
+                                                             : s->tree && !s->mask_expr ? trees
+                                                                                        : tables);
     *count = t.count;
     return t.tiles;
 }
