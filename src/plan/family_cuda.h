@@ -91,6 +91,13 @@ static inline attune_cuda_tile attune__cuda_tile(const attune__shape *s, uint32_
 uint64_t attune__cuda_workspace_bytes(const attune__search *search, const attune__tile *tile, const attune__cost *cost,
                                       uint32_t split);
 
+/* Registers that a launch of a kernel with setmaxnreg allocates for each thread: an equal share of a compute unit's. */
+static inline uint32_t attune__cuda_launched_registers(uint32_t threads)
+{
+    const uint32_t each = threads ? 65536 / threads / 8 * 8 : 0;
+    return each > 248 ? 248 : each;
+}
+
 /* The properties of a family's kernels by which their variant is chosen. */
 typedef struct attune__cuda_traits {
     bool both_masks;    /* the mask beside a row's interval, if only the call knows whether that holds */
@@ -152,6 +159,9 @@ typedef struct attune__cuda_parts {
 #define ATTUNE__CUDA_SHARED_ROWS 8
 attune__cuda_parts attune__cuda_serving_parts(const attune__shape *shape, uint32_t block_m, uint32_t stages,
                                               uint32_t resident);
+/* The workspace function of families over a cache; `split` is not theirs. */
+uint64_t attune__cuda_serving_workspace(const attune__search *search, const attune__tile *tile,
+                                        const attune__cost *cost, uint32_t split);
 
 /*
  * sm90a and sm80_atomic have one kernel, which adds dQ to float32 sums in the workspace. They begin where other

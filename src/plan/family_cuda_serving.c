@@ -66,3 +66,13 @@ attune__cuda_parts attune__cuda_serving_parts(const attune__shape *s, uint32_t b
     parts.workspace = attune__round_up64(parts.schedule + (parts.slots + sums) * bytes, 256);
     return parts;
 }
+
+uint64_t attune__cuda_serving_workspace(const attune__search *search, const attune__tile *tile,
+                                        const attune__cost *cost, uint32_t split)
+{
+    (void)split;
+    const uint32_t occupancy = attune__occupancy(search->limits, cost);
+    return attune__cuda_serving_parts(search->shape, tile->value[ATTUNE__BLOCK_M], tile->value[ATTUNE__NUM_STAGES],
+                                      search->limits->compute_units * (occupancy ? occupancy : 1))
+        .workspace;
+}

@@ -118,8 +118,7 @@ static attune__cost cost(const attune__search *search, const attune__tile *tile)
     const attune__shape *s = search->shape;
     const uint32_t *v = tile->value;
     attune__cost c = {.invocations = 32 * v[ATTUNE__NUM_WARPS]};
-    c.launched_registers = c.invocations ? 65536 / c.invocations / 8 * 8 : 0;
-    c.launched_registers = c.launched_registers > 248 ? 248 : c.launched_registers;
+    c.launched_registers = attune__cuda_launched_registers(c.invocations);
     c.shared = attune_cuda_serving_sm90(attune__cuda_tile(s, v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N],
                                                           v[ATTUNE__NUM_WARPS], v[ATTUNE__NUM_STAGES]))
                    .size;
@@ -127,16 +126,6 @@ static attune__cost cost(const attune__search *search, const attune__tile *tile)
     c.registers = attune__cuda_registers(s) - 8 + v[ATTUNE__BLOCK_N] / 2 + v[ATTUNE__BLOCK_N] / 4 +
                   attune__round_up(s->head_dim_v, 16) / 2;
     return c;
-}
-
-static uint64_t workspace(const attune__search *search, const attune__tile *tile, const attune__cost *cost_of_tile,
-                          uint32_t split)
-{
-    (void)split;
-    const uint32_t occupancy = attune__occupancy(search->limits, cost_of_tile);
-    return attune__cuda_serving_parts(search->shape, tile->value[ATTUNE__BLOCK_M], tile->value[ATTUNE__NUM_STAGES],
-                                      search->limits->compute_units * (occupancy ? occupancy : 1))
-        .workspace;
 }
 
 static void variant(const attune__shape *s, const attune_plan_choice *choice, attune__variant *v)
@@ -159,6 +148,6 @@ const attune__family attune__cuda_serving_sm90a = {
     .clamp = clamp,
     .reject_tile = reject_tile,
     .cost = cost,
-    .workspace = workspace,
+    .workspace = attune__cuda_serving_workspace,
     .variant = variant,
 };

@@ -557,12 +557,8 @@ static attune__cost sm80_cost(const attune__search *search, const attune__tile *
 static uint64_t sm80_workspace(const attune__search *search, const attune__tile *tile, const attune__cost *cost,
                                uint32_t split)
 {
-    const uint32_t occupancy = attune__occupancy(search->limits, cost);
-    if (!search->shape->tokens)
-        return attune__cuda_workspace_bytes(search, tile, cost, split);
-    return attune__cuda_serving_parts(search->shape, tile->value[ATTUNE__BLOCK_M], tile->value[ATTUNE__NUM_STAGES],
-                                      search->limits->compute_units * (occupancy ? occupancy : 1))
-        .workspace;
+    return (search->shape->tokens ? attune__cuda_serving_workspace : attune__cuda_workspace_bytes)(search, tile, cost,
+                                                                                                   split);
 }
 
 static void sm80_variant(const attune__shape *s, const attune_plan_choice *c, attune__variant *variant)

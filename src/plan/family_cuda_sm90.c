@@ -251,8 +251,7 @@ static attune__cost sm90_cost(const attune__search *search, const attune__tile *
         t.key_terms = s->expr.score.tiled.key_count + s->expr.mask.terms[ATTUNE__ONE_HEAD].key_count;
     attune__cost c = {.invocations = 32 * v[ATTUNE__NUM_WARPS]};
     uint32_t base = attune__cuda_registers(s) - 8;
-    c.launched_registers = c.invocations ? 65536 / c.invocations / 8 * 8 : 0;
-    c.launched_registers = c.launched_registers > 248 ? 248 : c.launched_registers;
+    c.launched_registers = attune__cuda_launched_registers(c.invocations);
     c.shared = attune_cuda_forward_sm90(t).size;
     /* 64 rows of S, of P in 16 bits and of O, in the registers of a warp group's 128 threads. */
     c.registers = base + v[ATTUNE__BLOCK_N] / 2 + v[ATTUNE__BLOCK_N] / 4 + dv / 2;
