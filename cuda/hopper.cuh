@@ -5,6 +5,14 @@
 
 #include "common.cuh"
 
+/* The heads of keys of a section, of so many bytes each: those whose keys and values fit in the L2 cache together. */
+constexpr i64 SECTION_BYTES = 24 << 20;
+
+__device__ __forceinline__ int section_heads(i64 bytes)
+{
+    return bytes > SECTION_BYTES ? 1 : (int)((u32)SECTION_BYTES / (u32)max((int)bytes, 1));
+}
+
 /* The threads of a warp that arrive at a barrier. One is enough; compute-sanitizer's racecheck needs all 32, because it
  * does not see that __syncwarp orders the others before that one (docs/cuda.md). */
 constexpr int ARRIVALS = config::ARRIVALS;

@@ -30,17 +30,15 @@ __device__ __forceinline__ u32 next_index(const attune_cuda_serving &s, u32 inde
     return index + grid;
 }
 
-/* Heads whose keys fit in the L2 cache together are a section. The tiles of a sequence are put in the order of
- * sections: CTAs compute the rows of one, and then those of the next. */
-constexpr i64 SECTION_BYTES = 24 << 20;
-
+/* Puts the tiles of a sequence in the order of sections of heads: CTAs compute the rows of one, and then those of the
+ * next. */
 __device__ __forceinline__ void order_heads(tile &t, const attune_cuda_arguments &a)
 {
     int rows = (t.rows + BLOCK_M - 1) / BLOCK_M, heads = a.kv_heads;
     i64 bytes = max(t.kv_len, 1) * (i64)((HEAD_DIM + HEAD_DIM_V) * sizeof(element));
     if (rows == 1 || bytes * heads <= SECTION_BYTES)
         return;
-    int width = max((int)((u32)SECTION_BYTES / (u32)min(bytes, SECTION_BYTES + 1)), 1);
+    int width = section_heads(bytes);
     int at = (rows - 1 - t.row / BLOCK_M) * heads + t.h_kv, section = at / (width * rows), first = section * width;
     at -= first * rows;
     width = min(width, heads - first);
@@ -272,9 +270,18 @@ __device__ __forceinline__ void load_boxes(in_flight &f, control &c, u32 stage, 
         push(f, nullptr);
 }
 
-__device__ __forceinline__ i64 place_of(const attune_cuda_view &view, const tile_key &key)
+/* The warp's rows of K or V of a stage. boxed: key is the lane's box; else the lane's key. */
+template <auto PIPELINE, int DIM>
+__device__ __forceinline__ void load_stage(in_flight &f, control &c, u32 stage, u32 to, const attune_cuda_view &view,
+                                           const tensor_map *map, const tile &t, const tile_key &key, bool boxed,
+                                           int h_kv, const lane_box &mine, bool loads)
 {
-    return (key.page * view.batch + key.row * view.row) * (i64)sizeof(element);
+    if (boxed)
+        load_boxes<PIPELINE, DIM>(f, c, stage, to, map, key, h_kv, mine, loads);
+    else
+        copy_stage<PIPELINE, sm90::WARP_KEYS, DIM, sm90::KV_SLAB>(
+            f, c, stage, to, cached_head<config::DTYPE>(view, t),
+            row_at(view, make_int2(key.page, key.row)) * (i64)sizeof(element), key.there, view_aligned(view));
 }
 
 /* ---------------------------------------------------------------------------------------------------------- producers
@@ -319,24 +326,15 @@ __device__ __forceinline__ void load_keys(in_flight &f, control &c, u32 memory, 
             producer_acquire<&control::k>(c, k);
             if (thread_index_remat() % 32 == 0)
                 store_there(c.there[k.stage], key.there);
-            if (boxed)
-                load_boxes<&control::k, HEAD_DIM>(f, c, k.stage, k_tiles + k.stage * sm90::K_STAGE, k_map, key,
-                                                  table.h_kv, mine, mine.loads_k);
-            else
-                copy_stage<&control::k, sm90::WARP_KEYS, HEAD_DIM, sm90::KV_SLAB>(
-                    f, c, k.stage, k_tiles + k.stage * sm90::K_STAGE, cached_head<config::DTYPE>(a.k, t),
-                    place_of(a.k, key), key.there, view_aligned(a.k));
+            load_stage<&control::k, HEAD_DIM>(f, c, k.stage, k_tiles + k.stage * sm90::K_STAGE, a.k, k_map, t, key,
+                                              boxed, table.h_kv, mine, mine.loads_k);
         }
         if (!first) {
             /* 2: V of the tile before */
             producer_acquire<&control::v>(c, v);
-            if (s.box && key_of_v.there == 0xffffffffu)
-                load_boxes<&control::v, HEAD_DIM_V>(f, c, v.stage, v_tiles + v.stage * sm90::V_STAGE, v_map, key_of_v,
-                                                    table.h_kv, mine, mine.loads_v);
-            else
-                copy_stage<&control::v, sm90::WARP_KEYS, HEAD_DIM_V, sm90::KV_SLAB>(
-                    f, c, v.stage, v_tiles + v.stage * sm90::V_STAGE, cached_head<config::DTYPE>(a.v, t),
-                    place_of(a.v, key_of_v), key_of_v.there, view_aligned(a.v));
+            load_stage<&control::v, HEAD_DIM_V>(f, c, v.stage, v_tiles + v.stage * sm90::V_STAGE, a.v, v_map, t,
+                                                key_of_v, s.box && key_of_v.there == 0xffffffffu, table.h_kv, mine,
+                                                mine.loads_v);
         }
         if (kv >= end)
             break;

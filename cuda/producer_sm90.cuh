@@ -15,15 +15,13 @@
  * query tiles of all its heads are first: under a causal mask they take longest, and each section ends with the
  * shortest.
  */
-constexpr i64 SECTION_BYTES = 24 << 20;
-
 __device__ __forceinline__ tile_coord scheduled_coord(const attune_cuda_arguments &a, int tile)
 {
     if (!config::HAVE_BLOCKS || a.order)
         return tile_coord_of(a, tile);
     int rows = (a.q_len + BLOCK_M - 1) / BLOCK_M, group = a.heads / a.kv_heads, planes = a.batch * a.heads;
     i64 bytes = a.kv_len * (i64)((HEAD_DIM + HEAD_DIM_V) * sizeof(element));
-    int width = group * (bytes > SECTION_BYTES ? 1 : (int)((u32)SECTION_BYTES / (u32)max((int)bytes, 1)));
+    int width = group * section_heads(bytes);
     width = min(width, planes);
     int section = tile / (width * rows), first = section * width;
     tile -= first * rows;
