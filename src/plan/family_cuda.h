@@ -98,6 +98,16 @@ static inline uint32_t attune__cuda_launched_registers(uint32_t threads)
     return each > 248 ? 248 : each;
 }
 
+/*
+ * Hopper's forward kernels, of dense tensors and over a cache: a producer warp group, and a consumer warp group of four
+ * warps for each 64 rows. reject_wgmma_warps returns why the number of warps is another, with its option.
+ */
+uint32_t attune__cuda_wgmma_warps(const attune__tile *tile);
+const char *attune__cuda_reject_wgmma_warps(const attune__search *search, const attune__tile *tile,
+                                            attune__option *option);
+/* Registers of a consumer's threads; width_dv: columns of O with padding. */
+uint32_t attune__cuda_wgmma_registers(const attune__shape *shape, uint32_t block_n, uint32_t width_dv);
+
 /* The properties of a family's kernels by which their variant is chosen. */
 typedef struct attune__cuda_traits {
     bool both_masks;    /* the mask beside a row's interval, if only the call knows whether that holds */

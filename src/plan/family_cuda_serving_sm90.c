@@ -8,8 +8,7 @@
 
 #include "cuda/layout_sm90.h"
 
-#define TILES          ATTUNE__CUDA_TILES
-#define PRODUCER_WARPS 4
+#define TILES ATTUNE__CUDA_TILES
 /* Packed rows of a sequence up to which one tile of cuda_sm80 has them all, and the call is bound by memory. */
 #define FEW_ROWS 16
 
@@ -78,12 +77,6 @@ static const char *reject_automatic(const attune__search *search)
     return s->q_len * (s->heads / s->kv_heads) <= FEW_ROWS ? "calls of few rows are bound by memory" : NULL;
 }
 
-/* A producer warp group, and a consumer warp group, of four warps, for each 64 rows. */
-static uint32_t warps_of(const attune__tile *tile)
-{
-    return PRODUCER_WARPS + tile->value[ATTUNE__BLOCK_M] / 16;
-}
-
 static void clamp(const attune__search *search, attune__tile *tile)
 {
     const attune__shape *s = search->shape;
@@ -91,7 +84,7 @@ static void clamp(const attune__search *search, attune__tile *tile)
     attune__clamp_number(search, tile, ATTUNE__BLOCK_N, 1024, s->kv_len, 64);
     attune__clamp_number(search, tile, ATTUNE__BLOCK_M, 1024, s->q_len * (s->heads / s->kv_heads), 64);
     if (!(search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS)))
-        v[ATTUNE__NUM_WARPS] = warps_of(tile);
+        v[ATTUNE__NUM_WARPS] = attune__cuda_wgmma_warps(tile);
 }
 
 static const char *reject_tile(const attune__search *search, const attune__tile *tile, attune__option *option)
@@ -106,11 +99,7 @@ static const char *reject_tile(const attune__search *search, const attune__tile 
     *option = ATTUNE__NUM_STAGES;
     if (v[*option] < 2)
         return "keys are loaded ahead, the least is 2";
-    if (v[ATTUNE__NUM_WARPS] != warps_of(tile)) {
-        *option = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) ? ATTUNE__NUM_WARPS : ATTUNE__BLOCK_M;
-        return "there are 4 warps that load and 4 for each 64 rows";
-    }
-    return NULL;
+    return attune__cuda_reject_wgmma_warps(search, tile, option);
 }
 
 static attune__cost cost(const attune__search *search, const attune__tile *tile)
@@ -122,9 +111,7 @@ static attune__cost cost(const attune__search *search, const attune__tile *tile)
     c.shared = attune_cuda_serving_sm90(attune__cuda_tile(s, v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N],
                                                           v[ATTUNE__NUM_WARPS], v[ATTUNE__NUM_STAGES]))
                    .size;
-    /* 64 rows of S, of P in 16 bits and of O, in the registers of a warp group's 128 threads. */
-    c.registers = attune__cuda_registers(s) - 8 + v[ATTUNE__BLOCK_N] / 2 + v[ATTUNE__BLOCK_N] / 4 +
-                  attune__round_up(s->head_dim_v, 16) / 2;
+    c.registers = attune__cuda_wgmma_registers(s, v[ATTUNE__BLOCK_N], attune__round_up(s->head_dim_v, 16));
     return c;
 }
 

@@ -174,10 +174,24 @@ static const attune__tile *sm90_tiles(const attune__search *search, uint32_t *co
     return t.tiles;
 }
 
-/* A producer warp group, and a consumer warp group, of four warps, for each 64 rows. */
-static uint32_t sm90_warps(const attune__tile *tile)
+uint32_t attune__cuda_wgmma_warps(const attune__tile *tile)
 {
     return PRODUCER_WARPS + tile->value[ATTUNE__BLOCK_M] / 16;
+}
+
+const char *attune__cuda_reject_wgmma_warps(const attune__search *search, const attune__tile *tile,
+                                            attune__option *option)
+{
+    if (tile->value[ATTUNE__NUM_WARPS] == attune__cuda_wgmma_warps(tile))
+        return NULL;
+    *option = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) ? ATTUNE__NUM_WARPS : ATTUNE__BLOCK_M;
+    return "there are 4 warps that load and 4 for each 64 rows";
+}
+
+/* 64 rows of S, of P in 16 bits and of O, in the registers of a warp group's 128 threads. */
+uint32_t attune__cuda_wgmma_registers(const attune__shape *shape, uint32_t block_n, uint32_t width_dv)
+{
+    return attune__cuda_registers(shape) - 8 + block_n / 2 + block_n / 4 + width_dv / 2;
 }
 
 /* Three consumer warp groups have 160 registers for each thread. They hold S, P and O of narrow heads, but not also the
@@ -213,7 +227,7 @@ static void sm90_clamp(const attune__search *search, attune__tile *tile)
     if (!(search->forced & ATTUNE__BIT(ATTUNE__BLOCK_M)) && v[ATTUNE__BLOCK_M] < 64)
         v[ATTUNE__BLOCK_M] = 64;
     if (!(search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS)))
-        v[ATTUNE__NUM_WARPS] = sm90_warps(tile);
+        v[ATTUNE__NUM_WARPS] = attune__cuda_wgmma_warps(tile);
 }
 
 static const char *sm90_reject_tile(const attune__search *search, const attune__tile *tile, attune__option *option)
@@ -229,11 +243,8 @@ static const char *sm90_reject_tile(const attune__search *search, const attune__
     *option = ATTUNE__BLOCK_M;
     if (tile->value[*option] % 64 || tile->value[*option] > (sm90_may_have_192(search) ? 192u : 128u))
         return "wgmma takes 64 or 128 rows";
-    if (tile->value[ATTUNE__NUM_WARPS] != sm90_warps(tile)) {
-        *option = search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS) ? ATTUNE__NUM_WARPS : ATTUNE__BLOCK_M;
-        return "there are 4 warps that load and 4 for each 64 rows";
-    }
-    return attune__cuda_reject_one_stage(search->shape, tile->value[ATTUNE__NUM_STAGES], option);
+    why = attune__cuda_reject_wgmma_warps(search, tile, option);
+    return why ? why : attune__cuda_reject_one_stage(search->shape, tile->value[ATTUNE__NUM_STAGES], option);
 }
 
 static attune__cost sm90_cost(const attune__search *search, const attune__tile *tile)
@@ -242,7 +253,6 @@ static attune__cost sm90_cost(const attune__search *search, const attune__tile *
         return backward_cost(search, tile);
     const attune__shape *s = search->shape;
     const uint32_t *v = tile->value;
-    const uint32_t dv = attune__round_up(s->head_dim_v, 64);
     attune_cuda_tile t =
         attune__cuda_tile(s, v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N], v[ATTUNE__NUM_WARPS], v[ATTUNE__NUM_STAGES]);
     t.key_terms = attune__analysis_key_terms(&s->expr, ATTUNE__ONE_HEAD);
@@ -250,11 +260,9 @@ static attune__cost sm90_cost(const attune__search *search, const attune__tile *
     if (t.capture_tile)
         t.key_terms = s->expr.score.tiled.key_count + s->expr.mask.terms[ATTUNE__ONE_HEAD].key_count;
     attune__cost c = {.invocations = 32 * v[ATTUNE__NUM_WARPS]};
-    uint32_t base = attune__cuda_registers(s) - 8;
     c.launched_registers = attune__cuda_launched_registers(c.invocations);
     c.shared = attune_cuda_forward_sm90(t).size;
-    /* 64 rows of S, of P in 16 bits and of O, in the registers of a warp group's 128 threads. */
-    c.registers = base + v[ATTUNE__BLOCK_N] / 2 + v[ATTUNE__BLOCK_N] / 4 + dv / 2;
+    c.registers = attune__cuda_wgmma_registers(s, v[ATTUNE__BLOCK_N], attune__round_up(s->head_dim_v, 64));
     return c;
 }
 
