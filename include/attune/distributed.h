@@ -188,7 +188,7 @@ typedef struct attune_distributed attune_distributed;
 /* The work of a rank while keys of others arrive. Each is bitwise reproducible; they differ in rounding. */
 typedef enum attune_overlap {
     /* OFF where the bytes that a rank receives, times transport.byte_cost, are fewer than those that the second launch
-     * and the merge read and write; ON otherwise, and where byte_cost is 0. */
+     * and the merge read and write, or READ where transport.lend is set; ON otherwise, and where byte_cost is 0. */
     ATTUNE_OVERLAP_AUTO = 0,
     /* It computes its own keys, then those of others, and merges: messages are hidden, for a second launch, two results
      * in f32 and a merge. */
@@ -198,13 +198,10 @@ typedef enum attune_overlap {
     ATTUNE_OVERLAP_OFF = 2,
     /* As OFF, but forwards a quarter of the heads is sent first, and computed while the others arrive, in two launches,
      * unless a rank has another way, or heads differ (the mask or the score depends on the head, there are sinks, or
-     * desc.token_major is set). Both passes compare with the ends of the intervals of rows, and backwards of keys,
-     * where the mask of the rank's rows and keys has them. On GPUs these were timed, not compared with other results:
-     * by name alone. */
+     * desc.token_major is set). By name alone: READ is faster. */
     ATTUNE_OVERLAP_HEADS = 3,
-    /* As OFF, but where every rank has this and transport.lend is set, nothing is sent: one launch of a rank copies the
-     * keys of others from where they are, beside its own. Masks as with HEADS. On GPUs it was timed, not compared with
-     * other results: by name alone. */
+    /* As OFF, but where every rank has this, by name or automatically, and transport.lend is set, nothing is sent: one
+     * launch of a rank copies the keys of others from where they are, beside its own. */
     ATTUNE_OVERLAP_READ = 4
 } attune_overlap;
 

@@ -162,7 +162,7 @@ static attune_status make_masks(attune_distributed *d, const attune_partition *p
         for (int i = 0; status == ATTUNE_OK && i < ATTUNE__DISTRIBUTED_PARTS; i++)
             if (d->parts[i].keys)
                 status = make_part(d, mask, &rows, runs, i);
-        if (status == ATTUNE_OK && overlap >= ATTUNE_OVERLAP_HEADS)
+        if (status == ATTUNE_OK)
             status = use_spans(d);
     }
     for (int i = 0; status == ATTUNE_OK && i < ATTUNE__DISTRIBUTED_PARTS; i++)
@@ -247,6 +247,14 @@ static int64_t choose_first_heads(const attune_distributed *d, attune_overlap ov
         return ANY_HEADS;
     const int64_t first = s->kv_heads / 4 ? s->kv_heads / 4 : 1;
     return has_equal_heads(d) ? first : 0;
+}
+
+/* Whether this rank would read the keys of others in place: it computes all keys in one launch, or has no choice. */
+static bool may_read(const attune_distributed *d, attune_overlap overlap)
+{
+    const bool one_launch = d->own_copy_count || !d->parts[ATTUNE__OWN].keys || !d->parts[ATTUNE__OTHERS].keys;
+    return d->transport.lend && d->transport.size > 1 &&
+           (overlap == ATTUNE_OVERLAP_READ || (overlap == ATTUNE_OVERLAP_AUTO && one_launch));
 }
 
 /* --------------------------------------------------------------------------------------------------------- messages */
@@ -548,7 +556,7 @@ static attune_status prepare(attune_distributed *d, const attune_distributed_des
     ATTUNE__TRY(make_transfers(d, desc->partition));
     if (d->shape.direction == ATTUNE_BACKWARD && d->transport.size > 1)
         ATTUNE__TRY(attune__distributed_make_sums(d, problem.score));
-    d->reads = desc->overlap == ATTUNE_OVERLAP_READ && d->transport.lend && d->transport.size > 1;
+    d->reads = may_read(d, desc->overlap);
     if (attune__distributed_split(d) || d->own_copy_count || d->zeros || d->reads)
         ATTUNE__TRY(attune__merger_make(d->device, &d->merger));
     ATTUNE__TRY(make_messages(d));

@@ -129,19 +129,33 @@ static void run_head_dims(const char *const *backends, uint32_t count, uint64_t 
 /* Ranks on two GPUs. */
 static void run_pair(carrier by)
 {
+    /* After the rows: enough work for messages to arrive meanwhile; then two launches; one; one of each head; and,
+     * in the last rows, one of keys that are read in place, by name or automatically (sharing_begin). */
+    static const struct further {
+        const attention_case *c;
+        attune_dtype dtype;
+        uint32_t calls;
+        uint64_t number;
+    } further[] = {
+        {&long_causal, ATTUNE_BF16, 50, 5},    {&long_documents, ATTUNE_BF16, 10, 5},
+        {&long_documents, ATTUNE_F16, 10, 2},  {&long_documents, ATTUNE_BF16, 10, 11},
+        {&long_documents, ATTUNE_F16, 10, 62}, {&long_documents, ATTUNE_BF16, 10, 27},
+        {&long_causal, ATTUNE_BF16, 50, 34},   {&attention_cases[CASE_relative_bias], ATTUNE_BF16, 10, 26},
+        {&sharing_windows, ATTUNE_F32, 10, 6},
+    };
     static sharing s;
+    uint64_t part = 0;
     sharing_open_devices(&s, BACKENDS("cuda:0", "cuda:1"));
     for (uint64_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         row r = rows[i];
         r.ranks = r.ranks < 2 ? r.ranks : 2;
-        run_row(&s, &r, i, (uint32_t)scaled(10), by);
+        if (test_part(part++))
+            run_row(&s, &r, i, (uint32_t)scaled(10), by);
     }
-    run_row(&s, &(row){&long_causal, ATTUNE_BF16, 2}, 5, (uint32_t)scaled(50), by);
-    /* Two launches; one; one of each head; and one, of keys that are read in place (sharing_begin). */
-    run_row(&s, &(row){&long_documents, ATTUNE_BF16, 2}, 5, (uint32_t)scaled(10), by);
-    run_row(&s, &(row){&long_documents, ATTUNE_F16, 2}, 2, (uint32_t)scaled(10), by);
-    run_row(&s, &(row){&long_documents, ATTUNE_BF16, 2}, 11, (uint32_t)scaled(10), by);
-    run_row(&s, &(row){&long_documents, ATTUNE_F16, 2}, 62, (uint32_t)scaled(10), by);
+    for (uint64_t i = 0; i < sizeof further / sizeof further[0]; i++)
+        if (test_part(part++))
+            run_row(&s, &(row){further[i].c, further[i].dtype, 2}, further[i].number,
+                    (uint32_t)scaled(further[i].calls), by);
     sharing_close(&s);
 }
 

@@ -101,7 +101,8 @@ Test(distributed_forward, random)
     sharing_close(&s);
 }
 
-/* Keys of some heads arrive while others are computed, where heads are alike, on every rank or on none. */
+/* Keys of some heads arrive while others are computed, where heads are alike, on every rank or on none. Keys that can
+ * be read are not sent. */
 Test(distributed_forward, heads_in_turn)
 {
 #define HEADS(label, g)                                                                                                \
@@ -109,20 +110,32 @@ Test(distributed_forward, heads_in_turn)
     static const struct {
         attention_case c;
         attune_overlap overlap;
-        bool token_major;
+        bool token_major, lends;
         int exchanges;
     } rows[] = {
-        {{HEADS("causal", 8), .mask = "q >= kv"}, ATTUNE_OVERLAP_HEADS, false, 2},
-        {{HEADS("dense", 2)}, ATTUNE_OVERLAP_HEADS, false, 2},
-        {{HEADS("score", 4), .mask = "q >= kv", .score = "score - 0.01 * (q - kv)"}, ATTUNE_OVERLAP_HEADS, false, 2},
-        {{HEADS("score_of_head", 4), .mask = "q >= kv", .score = "score * slope[h]"}, ATTUNE_OVERLAP_HEADS, false, 1},
-        {{HEADS("mask_of_head", 4), .mask = "q >= kv || h == 3"}, ATTUNE_OVERLAP_HEADS, false, 1},
-        {{HEADS("sinks", 4), .mask = "q >= kv", .sinks = true}, ATTUNE_OVERLAP_HEADS, false, 1},
-        {{HEADS("one_head", 1), .mask = "q >= kv"}, ATTUNE_OVERLAP_HEADS, false, 1},
-        {{HEADS("two_launches", 4), .mask = "q >= kv"}, ATTUNE_OVERLAP_ON, false, 1},
-        {{HEADS("token_major", 4), .mask = "q >= kv"}, ATTUNE_OVERLAP_HEADS, true, 1},
-        {{HEADS("one_launch", 4), .mask = "q >= kv"}, ATTUNE_OVERLAP_OFF, false, 1},
-        {{HEADS("not_readable", 4), .mask = "q >= kv"}, ATTUNE_OVERLAP_READ, false, 1},
+        {{HEADS("causal", 8), .mask = "q >= kv"}, ATTUNE_OVERLAP_HEADS, false, false, 2},
+        {{HEADS("dense", 2)}, ATTUNE_OVERLAP_HEADS, false, false, 2},
+        {{HEADS("score", 4), .mask = "q >= kv", .score = "score - 0.01 * (q - kv)"},
+         ATTUNE_OVERLAP_HEADS,
+         false,
+         false,
+         2},
+        {{HEADS("score_of_head", 4), .mask = "q >= kv", .score = "score * slope[h]"},
+         ATTUNE_OVERLAP_HEADS,
+         false,
+         false,
+         1},
+        {{HEADS("mask_of_head", 4), .mask = "q >= kv || h == 3"}, ATTUNE_OVERLAP_HEADS, false, false, 1},
+        {{HEADS("sinks", 4), .mask = "q >= kv", .sinks = true}, ATTUNE_OVERLAP_HEADS, false, false, 1},
+        {{HEADS("one_head", 1), .mask = "q >= kv"}, ATTUNE_OVERLAP_HEADS, false, false, 1},
+        {{HEADS("two_launches", 4), .mask = "q >= kv"}, ATTUNE_OVERLAP_ON, false, false, 1},
+        {{HEADS("token_major", 4), .mask = "q >= kv"}, ATTUNE_OVERLAP_HEADS, true, false, 1},
+        {{HEADS("one_launch", 4), .mask = "q >= kv"}, ATTUNE_OVERLAP_OFF, false, false, 1},
+        {{HEADS("not_readable", 4), .mask = "q >= kv"}, ATTUNE_OVERLAP_READ, false, false, 1},
+        {{HEADS("readable", 4), .mask = "q >= kv"}, ATTUNE_OVERLAP_READ, false, true, 0},
+        {{HEADS("readable_off", 4), .mask = "q >= kv"}, ATTUNE_OVERLAP_OFF, false, true, 1},
+        {{HEADS("automatic", 4), .mask = "q >= kv"}, ATTUNE_OVERLAP_AUTO, false, true, 0},
+        {{HEADS("automatic_cost", 4), .mask = "q >= kv"}, ATTUNE_OVERLAP_AUTO, false, false, 1},
     };
     static sharing s;
     sharing_open(&s);
@@ -135,6 +148,7 @@ Test(distributed_forward, heads_in_turn)
         cr_assert(case_instantiate(s.instance, s.c, ATTUNE_BF16, test_seed() + i, &a, &why), "%s", why.message);
         sharing_begin(&s, &a, 11);
         s.overlap = rows[i].overlap;
+        s.group.lends = rows[i].lends;
         s.token_major = rows[i].token_major;
         rank_group_run(&s.group, sharing_run_rank, &s);
         for (uint32_t r = 0; r < 2; r++) {

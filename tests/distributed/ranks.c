@@ -195,8 +195,10 @@ attune_transport rank_transport(rank_group *group, uint32_t rank, bool late)
     transport.abort = abort_all;
     group->ends[rank].late = late;
     const bool lends = group->lends || transport.lend;
-    if (group->lends)
+    if (group->lends) {
         transport.host_memory = false;
+        transport.byte_cost = 1;
+    }
     transport.lend = lends ? lend : NULL;
     transport.reclaim = lends ? reclaim : NULL;
     transport.finish = late || lends ? finish : NULL;

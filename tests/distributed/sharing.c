@@ -468,7 +468,8 @@ void sharing_begin(sharing *s, const attention *a, uint64_t number)
     s->overlap = number / 2 % 2 == 0 ? ATTUNE_OVERLAP_ON
                  : number % 7 < 3    ? ATTUNE_OVERLAP_OFF
                  : number % 7 < 5    ? ATTUNE_OVERLAP_HEADS
-                                     : ATTUNE_OVERLAP_READ;
+                 : number % 7 < 6    ? ATTUNE_OVERLAP_READ
+                                     : ATTUNE_OVERLAP_AUTO;
     s->other_problem = s->bad_call = MOST_RANKS;
     memset(s->differs, 0, sizeof s->differs);
     s->mask = make_mask(s->instance, s->c, a);
@@ -478,7 +479,8 @@ void sharing_begin(sharing *s, const attention *a, uint64_t number)
     cr_assert(!s->backward || make_gradients(a, &s->o, &s->lse, number, &s->gradients));
     rank_group_init(&s->group, s->ranks);
     s->group.one_at_a_time = s->one_at_a_time;
-    s->group.lends = s->overlap == ATTUNE_OVERLAP_READ && !s->device_count;
+    const bool may_read = s->overlap == ATTUNE_OVERLAP_READ || s->overlap == ATTUNE_OVERLAP_AUTO;
+    s->group.lends = may_read && !s->device_count;
 }
 
 void sharing_end(sharing *s)
