@@ -7,13 +7,13 @@
 #ifndef ATTUNE_CUDA_CAPTURES_SM90_CUH
 #define ATTUNE_CUDA_CAPTURES_SM90_CUH
 
+#include "capture_copies.cuh"
 #include "layout_forward_sm90.cuh"
 
-/* The bytes of an element, and copies of 16 bytes for a row: as many lanes as divide them are in a row at a time. */
-constexpr int CAPTURE_WIDTH = config::SCORE_TILE ? (int)config::SCORE_TILE : 16;
+/* Copies of 16 bytes for a row: as many lanes as divide them are in a row at a time. */
 constexpr int ROW_COPIES = BLOCK_N * CAPTURE_WIDTH / 16, ROW_DIVISOR = ROW_COPIES & -ROW_COPIES;
 constexpr int ROW_LANES = ROW_DIVISOR < 32 ? ROW_DIVISOR : 32, ROWS_AT_ONCE = 32 / ROW_LANES;
-constexpr int COPY_ELEMENTS = 16 / CAPTURE_WIDTH, WARP_ROWS = 16;
+constexpr int WARP_ROWS = 16;
 
 /* A warp's rows of a query tile. They are even if their addresses are `step` apart for each ROWS_AT_ONCE rows, begin at
  * multiples of 16 bytes, and have as many elements: the address is that of the lane's first row then, and else that of
@@ -24,13 +24,6 @@ struct capture_rows {
     int count;
     bool even;
 };
-
-/* A row's address and elements, from the lane that has them. */
-__device__ __forceinline__ attune_capture_row row_of_lane(u64 address, int count, int lane)
-{
-    u32 low = __shfl_sync(0xffffffffu, (u32)address, lane), high = __shfl_sync(0xffffffffu, (u32)(address >> 32), lane);
-    return {(u64)high << 32 | low, __shfl_sync(0xffffffffu, count, lane)};
-}
 
 /* The warp's first row of a tile. */
 __device__ __forceinline__ int first_row_of_warp()
@@ -50,27 +43,6 @@ __device__ __forceinline__ void find_capture_rows(capture_rows &t, const attune_
              attune_score_tile_aligned(a.score_symbols);
     t.step = stride * ROWS_AT_ONCE;
     t.address = t.even ? first.address + (u64)(lane / ROW_LANES * stride) : own.address;
-}
-
-/* 16 bytes of a row that is not aligned, from element `first`. */
-__device__ __forceinline__ void copy_elements(u32 to, u64 address, int first, int count, long long stride)
-{
-    u32 w[4] = {0, 0, 0, 0};
-#pragma unroll
-    for (int i = 0; i < COPY_ELEMENTS; i++) {
-        u64 from = address + (first + i) * stride;
-        bool there = first + i < count;
-        u32 bits = CAPTURE_WIDTH == 2 ? load_element_16(from, there) : load_element_32(from, there);
-        w[i * CAPTURE_WIDTH / 4] |= bits << i * CAPTURE_WIDTH % 4 * 8;
-    }
-    store_shared_4(to, w[0], w[1], w[2], w[3]);
-}
-
-/* 16 bytes of a row of `count` elements that is aligned. */
-__device__ __forceinline__ void copy_chunk(u32 to, u64 address, int first, int count)
-{
-    copy_async_some(to, (const void *)(address + (u64)((long long)first * CAPTURE_WIDTH)),
-                    (u32)(min(max(count - first, 0), COPY_ELEMENTS) * CAPTURE_WIDTH));
 }
 
 /* The address in shared memory of a tile's row. r: the tile's stage of K; if K has only one, tiles alternate. */

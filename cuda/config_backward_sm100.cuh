@@ -80,6 +80,7 @@ struct backward_config {
     static constexpr int DO_STAGES = LAYOUT.do_stages, DQ_PART = LAYOUT.dq_part;
     static constexpr u32 CONTROL_OFFSET = LAYOUT.control, CONTROL_BYTES = LAYOUT.control_bytes;
     static constexpr u32 HEAD_SUMS_OFFSET = LAYOUT.head_sums, HEAD_SUMS_BYTES = ATTUNE_CUDA_SM100_HEAD_SUMS_BYTES;
+    static constexpr u32 CAPTURE_TILE_OFFSET = 0; /* no tile of a capture is staged */
     static constexpr u32 DP_COLUMN = LAYOUT.dp_column, DK_COLUMN = LAYOUT.dk_column, DV_COLUMN = LAYOUT.dv_column,
                          DQ_COLUMN = LAYOUT.dq_column;
     static constexpr int TMEM_COLUMNS = (int)LAYOUT.columns;

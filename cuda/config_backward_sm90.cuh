@@ -115,6 +115,7 @@ struct backward_config {
                   "dQ has space where it is staged");
     static constexpr u32 CONTROL_OFFSET = LAYOUT.control, CONTROL_BYTES = LAYOUT.control_bytes;
     static constexpr u32 HEAD_SUMS_OFFSET = LAYOUT.head_sums, HEAD_SUMS_BYTES = ATTUNE_CUDA_HEAD_SUMS_BYTES;
+    static constexpr u32 CAPTURE_TILE_OFFSET = LAYOUT.capture_tile;
 
     static_assert(THREADS == 128 * (GROUPS + 1) && STAGES == 2 && (BLOCK_N == 64 * GROUPS || (WIDE && BLOCK_N == 64)),
                   "each warp group computes 64 keys, or both the same 64");

@@ -124,11 +124,12 @@ ATTUNE_CUDA_LAYOUT unsigned attune_cuda_backward_sm90_dq_columns(unsigned head_d
 /*
  * K[N][D], V[N][Dv] of the CTA's keys, Q[S][M][D], dO[S][M][Dv]; S buffers of dS [M][128], or with wide heads of P and
  * dS [M][64] each; dQ in float32, where it is staged; LSE and delta [S][M] in float32; barriers and tile descriptors;
- * with capture gradients their sums over the rows of a head. In a cluster of two, each CTA has 64 keys: one buffer each
+ * with capture gradients their sums over the rows of a head; with a tile of a capture [M][N] elements. In a cluster of two, each CTA has 64 keys: one buffer each
  * of dS and P, and the peer's K of half of the columns, take the space of two.
  */
 typedef struct attune_cuda_backward_sm90_layout {
     unsigned k, v, q, d_o, ds, p, peer_k, dq, lse, delta, control, head_sums; /* p, peer_k: in a cluster */
+    unsigned capture_tile;
     unsigned q_stage, do_stage, ds_stage, control_bytes;
     unsigned size;
 } attune_cuda_backward_sm90_layout;
@@ -158,7 +159,8 @@ ATTUNE_CUDA_LAYOUT attune_cuda_backward_sm90_layout attune_cuda_backward_sm90(at
     l.delta = l.lse + t.stages * t.block_m * 4;
     l.control = l.delta + t.stages * t.block_m * 4;
     l.head_sums = l.control + l.control_bytes;
-    l.size = l.head_sums + (capture_gradients ? ATTUNE_CUDA_HEAD_SUMS_BYTES : 0);
+    l.capture_tile = l.head_sums + (capture_gradients ? ATTUNE_CUDA_HEAD_SUMS_BYTES : 0);
+    l.size = l.capture_tile + t.block_m * t.block_n * t.capture_tile;
     return l;
 }
 

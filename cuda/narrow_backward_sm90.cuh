@@ -60,6 +60,9 @@ __device__ __forceinline__ void consume_narrow(const attune_cuda_arguments &a, c
         consumer_wait<&control::keys>(c, {0, tiles_done & 1});
         thread_coord at = origin;
         at.kv += c.kv;
+        if constexpr (config::SCORE_TILE > 0)
+            if (!(desc.flags & TILE_END))
+                copy_capture_tile(a, desc, first_key_of_warp(at), memory);
         while (!(desc.flags & TILE_END)) {
             u32 q_tile = memory + sm90::Q_OFFSET + pipe.stage * sm90::Q_BYTES,
                 do_tile = memory + sm90::DO_OFFSET + pipe.stage * sm90::DO_BYTES;
@@ -88,12 +91,13 @@ __device__ __forceinline__ void consume_narrow(const attune_cuda_arguments &a, c
                     accumulators_done(s);
                     accumulators_done(d_p);
                     compute_p_ds(s, d_p, p, d_s, sums, t, desc, row_data + sm90::LSE_OFFSET,
-                                 row_data + sm90::DELTA_OFFSET, chunk);
+                                 row_data + sm90::DELTA_OFFSET, chunk, wait_capture_tile(memory, chunk_rows / 128));
                 } else {
                     /* 4: P = exp(S - LSE) */
                     wgmma_wait<!sm90::LATE_DP>();
                     accumulators_done(s);
-                    compute_p(s, p, a, desc, at.kv, row_data + sm90::LSE_OFFSET, factor);
+                    compute_p(s, p, a, desc, at.kv, row_data + sm90::LSE_OFFSET, factor,
+                              wait_capture_tile(memory, chunk_rows / 128));
                     if constexpr (sm90::LATE_DP) {
                         /* 6: dV += P dO */
                         wgmma_fence();
@@ -130,6 +134,9 @@ __device__ __forceinline__ void consume_narrow(const attune_cuda_arguments &a, c
             advance(pipe);
             consumer_wait<&control::queries>(c, pipe);
             desc = c.descs[pipe.stage];
+            if constexpr (config::SCORE_TILE > 0)
+                if (!(desc.flags & TILE_END))
+                    copy_capture_tile(a, desc, first_key_of_warp(at), memory);
             wgmma_wait<1>();
             accumulators_done(dq);
             /* 7: dQ is released to the producer, which adds it */

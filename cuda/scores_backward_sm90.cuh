@@ -10,6 +10,7 @@
 #include "layout_backward_sm90.cuh"
 
 #include "capture_gradients_sm90.cuh"
+#include "captures_backward_sm90.cuh"
 #include "exponentials.cuh"
 #include "terms.cuh"
 
@@ -215,6 +216,16 @@ __device__ __forceinline__ void make_tile_terms(tile_terms &t, const attune_cuda
             share_row(t.row_words[set][j], a, desc.b, desc.h, row_of_lane(q, set, j));
 }
 
+/* The terms of the key of score j of the four from i on, and the element of the pair if a tile of a capture is staged.
+ */
+__device__ __forceinline__ shared_terms pair_terms(const tile_terms &t, u32 elements, int i, int j)
+{
+    shared_terms key = t.key[j / backward::FOUR_ROWS];
+    if constexpr (config::SCORE_TILE > 0)
+        key.score[config::SCORE_KEYS] = attune_score_tile_value(capture_element(elements, i + j));
+    return key;
+}
+
 /* The terms of the rows of the thread's scores i to i + 3, from the lanes that computed them. */
 __device__ __forceinline__ void four_row_terms(shared_terms (&row)[backward::FOUR_ROWS], const tile_terms &t, int i)
 {
@@ -240,11 +251,12 @@ __device__ __forceinline__ void four_row_terms(shared_terms (&row)[backward::FOU
     }
 }
 
-/* p: P as 16-bit operands of dV += P dO. s: S on entry, P times the derivative of the score on return. */
+/* p: P as 16-bit operands of dV += P dO. s: S on entry, P times the derivative of the score on return. elements: of
+ * wait_capture_tile. */
 template <bool NEAR_ZERO>
 __device__ __forceinline__ void compute_p_pairs(float (&s)[backward::S_FRAGMENT], u32 (&p)[backward::P_STEPS][4],
                                                 const attune_cuda_arguments &a, const tile_desc &desc, int q, int kv,
-                                                u32 lse, float factor)
+                                                u32 lse, float factor, u32 elements)
 {
     tile_terms terms;
     make_tile_terms(terms, a, desc, q, kv);
@@ -264,7 +276,7 @@ __device__ __forceinline__ void compute_p_pairs(float (&s)[backward::S_FRAGMENT]
             for (int j = 0; j < 4; j++)
                 pair_p<NEAR_ZERO>(i + j, s[i + j], l.of[j % backward::FOUR_ROWS], x[j], s[i + j], a, desc,
                                   at + j % backward::FOUR_ROWS, kv + backward::key_of(j), kv, factor,
-                                  terms.key[j / backward::FOUR_ROWS], row[j % backward::FOUR_ROWS]);
+                                  pair_terms(terms, elements, first + i, j), row[j % backward::FOUR_ROWS]);
             p[i / 8][i / 4 % 2 * 2] = pack(x[0], x[1]);
             p[i / 8][i / 4 % 2 * 2 + 1] = pack(x[2], x[3]);
         }
@@ -290,15 +302,15 @@ __device__ __forceinline__ void compute_p_pairs(float (&s)[backward::S_FRAGMENT]
 /* P = exp(S - LSE), masked. kv: the thread's first key. */
 __device__ __forceinline__ void compute_p(float (&s)[backward::S_FRAGMENT], u32 (&p)[backward::P_STEPS][4],
                                           const attune_cuda_arguments &a, const tile_desc &desc, int kv, u32 lse,
-                                          float factor)
+                                          float factor, u32 elements = 0)
 {
     int q = desc.q + backward::lane_row() + backward::group_row();
     if (desc.flags & TILE_MASKED)
         mask_scores(s, a, desc, q, kv);
     if (config::HAVE_SCORE_NEAR && near_zero(s, a.scale))
-        compute_p_pairs<config::HAVE_SCORE_NEAR>(s, p, a, desc, q, kv, lse, factor);
+        compute_p_pairs<config::HAVE_SCORE_NEAR>(s, p, a, desc, q, kv, lse, factor, elements);
     else
-        compute_p_pairs<false>(s, p, a, desc, q, kv, lse, factor);
+        compute_p_pairs<false>(s, p, a, desc, q, kv, lse, factor, elements);
 }
 
 /* dS = P * (dP - delta) as 16-bit operands of dQ and dK. s: P times the derivative of the score. */
@@ -355,7 +367,7 @@ __device__ __forceinline__ void compute_fused_pairs(float (&s)[backward::S_FRAGM
                                                     float (&d_p)[backward::S_FRAGMENT], u32 (&p)[backward::P_STEPS][4],
                                                     u32 (&d_s)[backward::P_STEPS][4],
                                                     capture_sums<backward::S_FRAGMENT> &sums, const pair_origin &t,
-                                                    const tile_desc &desc, u32 lse, u32 delta, int chunk)
+                                                    const tile_desc &desc, u32 lse, u32 delta, int chunk, u32 elements)
 {
     tile_terms terms;
     make_tile_terms(terms, late_arguments(t.a), desc, t.q, t.kv);
@@ -371,7 +383,7 @@ __device__ __forceinline__ void compute_fused_pairs(float (&s)[backward::S_FRAGM
         for (int j = 0; j < 4; j++) {
             pair_p<NEAR_ZERO>(i + j, s[i + j], l.of[j % backward::FOUR_ROWS], x[j], y[j], t.a, desc,
                               t.q + backward::row_of(i) + j % backward::FOUR_ROWS, t.kv + backward::key_of(j), t.kv,
-                              ATTUNE_LOG2E, terms.key[j / backward::FOUR_ROWS], row[j % backward::FOUR_ROWS]);
+                              ATTUNE_LOG2E, pair_terms(terms, elements, i, j), row[j % backward::FOUR_ROWS]);
             if (config::LATE_DELTA && j == 0)
                 two = load_rows((u32)after((int)delta, x[0]), i);
             float difference = d_p[i + j] - two.of[j % backward::FOUR_ROWS];
@@ -391,14 +403,14 @@ __device__ __forceinline__ void compute_fused_pairs(float (&s)[backward::S_FRAGM
 __device__ __forceinline__ void compute_p_ds(float (&s)[backward::S_FRAGMENT], float (&d_p)[backward::S_FRAGMENT],
                                              u32 (&p)[backward::P_STEPS][4], u32 (&d_s)[backward::P_STEPS][4],
                                              capture_sums<backward::S_FRAGMENT> &sums, const pair_origin &t,
-                                             const tile_desc &desc, u32 lse, u32 delta, int chunk)
+                                             const tile_desc &desc, u32 lse, u32 delta, int chunk, u32 elements = 0)
 {
     if (desc.flags & TILE_MASKED)
         mask_scores(s, t.a, desc, t.q, t.kv);
     if (config::HAVE_SCORE_NEAR && near_zero(s, t.a.scale))
-        compute_fused_pairs<config::HAVE_SCORE_NEAR>(s, d_p, p, d_s, sums, t, desc, lse, delta, chunk);
+        compute_fused_pairs<config::HAVE_SCORE_NEAR>(s, d_p, p, d_s, sums, t, desc, lse, delta, chunk, elements);
     else
-        compute_fused_pairs<false>(s, d_p, p, d_s, sums, t, desc, lse, delta, chunk);
+        compute_fused_pairs<false>(s, d_p, p, d_s, sums, t, desc, lse, delta, chunk, elements);
 }
 
 #endif

@@ -189,6 +189,12 @@ template <int GROUP = 0> __device__ __forceinline__ void rematerialise(thread_co
     }
 }
 
+/* The first key of a thread's warp. */
+__device__ __forceinline__ int first_key_of_warp(const thread_coord &at)
+{
+    return at.kv - thread_index() % 32 / 4;
+}
+
 /* The origin of the warp group's pairs from row `first` of a query tile on, for capture gradients. */
 __device__ __forceinline__ pair_origin origin_of_pairs(const attune_cuda_arguments &a, const attune_cuda_backward &g,
                                                        const tile_desc &desc, int first, int kv)

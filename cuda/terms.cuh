@@ -14,6 +14,9 @@ constexpr u32 TERM_BYTES = KEY_TERMS * BLOCK_N * 4; /* of a key tile */
 
 constexpr bool SCORE_HAS_TERMS = config::SCORE_KEYS + config::SCORE_ROWS + (int)config::SCORE_TILE > 0;
 
+/* Whether a pair's score takes terms; those of rows alone it has in forward only (SCORE_HAS_TERMS). */
+constexpr bool PAIR_TAKES_TERMS = config::SCORE_KEYS + (int)config::SCORE_TILE > 0;
+
 struct row_terms {
     int score[config::SCORE_ROWS + 1], mask[config::MASK_ROWS + 1], slope[config::SLOPE_ROWS + 1];
 };
@@ -98,11 +101,11 @@ template <bool NEAR>
 __device__ __forceinline__ float score_of_pair(const attune_cuda_arguments &a, int b, int h, int q, int kv, int h_kv,
                                                float s, const int *key, const int *row, int kv0 = 0)
 {
-    if constexpr (NEAR && config::SCORE_KEYS > 0)
+    if constexpr (NEAR && PAIR_TAKES_TERMS)
         return attune_score_near_of(b, h, q, kv, h_kv, a.q_len, a.kv_len, s, key, row, a.score_symbols, kv0);
     else if constexpr (NEAR)
         return attune_score_near(b, h, q, kv, h_kv, a.q_len, a.kv_len, s, a.score_symbols, kv0);
-    else if constexpr (config::SCORE_KEYS > 0)
+    else if constexpr (PAIR_TAKES_TERMS)
         return attune_score_of(b, h, q, kv, h_kv, a.q_len, a.kv_len, s, key, row, a.score_symbols);
     else
         return attune_score(b, h, q, kv, h_kv, a.q_len, a.kv_len, s, a.score_symbols);

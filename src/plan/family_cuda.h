@@ -116,7 +116,7 @@ typedef struct attune__cuda_traits {
     bool exact_slope;   /* backward: the score's functions have all digits */
     bool near_reads;    /* backward: the derivatives of capture reads have a near-zero form too */
     bool score_rows;    /* forward: the score's terms of rows, if there are none of keys */
-    bool capture_tiles; /* forward: a capture's elements for a tile of pairs are staged in shared memory */
+    bool capture_tiles; /* a capture's elements for a tile of pairs are staged in shared memory */
 } attune__cuda_traits;
 /* For the variant functions of families: what all kernels have, then what those with TMA have besides. */
 void attune__cuda_variant(const attune__shape *shape, const attune_plan_choice *choice,
@@ -125,7 +125,7 @@ void attune__cuda_variant(const attune__shape *shape, const attune_plan_choice *
 void attune__cuda_tma_variant(const attune__shape *shape, const attune_plan_choice *choice, uint32_t large_chunk,
                               attune__variant *variant);
 
-/* Hopper, forward: the bytes of an element of the capture of which a tile is staged; 0 = none is. */
+/* Hopper: the bytes of an element of the capture of which a tile is staged; 0 = none is. */
 uint32_t attune__cuda_capture_tile(const attune__shape *s);
 /* For kernels with one tile, BLOCK_M1 x BLOCK_N1: why it does not fit the mask's blocks, or NULL. */
 const char *attune__cuda_reject_blocks(const attune__shape *s, const uint32_t *v, attune__option *option);

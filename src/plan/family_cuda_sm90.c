@@ -125,7 +125,8 @@ static attune__cost backward_cost(const attune__search *search, const attune__ti
     const attune__shape *s = search->shape;
     const uint32_t *v = tile->value, m = v[ATTUNE__BLOCK_M1], n = v[ATTUNE__BLOCK_N1], stages = v[ATTUNE__NUM_STAGES];
     const uint32_t d = attune__round_up(s->head_dim, 64), dv = attune__round_up(s->head_dim_v, 64);
-    const attune_cuda_tile t = attune__cuda_tile(s, m, n, v[ATTUNE__NUM_WARPS], stages);
+    attune_cuda_tile t = attune__cuda_tile(s, m, n, v[ATTUNE__NUM_WARPS], stages);
+    t.capture_tile = attune__cuda_capture_tile(s);
     attune__cost cost = {
         .shared = attune_cuda_backward_sm90(t, s->capture_gradient_elements > 0).size,
         .invocations = 32 * v[ATTUNE__NUM_WARPS],

@@ -64,7 +64,7 @@ static void choose_score(const attune__shape *s, const attune_plan_choice *choic
     const bool back = choice->direction == ATTUNE_BACKWARD;
     const bool exact = s->q_len < EXACT_FLOATS && s->kv_len < EXACT_FLOATS;
     const attune__tile_heads heads = choice->decode ? ATTUNE__SEVERAL_HEADS : ATTUNE__ONE_HEAD;
-    const bool staged = !back && traits->capture_tiles && attune__cuda_capture_tile(s);
+    const bool staged = traits->capture_tiles && attune__cuda_capture_tile(s);
     variant->score = staged ? e->score.tiled : e->score.terms[heads];
     /* On their own terms of rows do not pay for the shuffles between a warp's lanes, nor beside a linear score. */
     if (!variant->score.key_count && (back || !traits->score_rows || (exact && e->linear)))
@@ -100,10 +100,10 @@ static void choose_score(const attune__shape *s, const attune_plan_choice *choic
     /* The values that all pairs of a thread read do not fit the registers at once. Nor, beside the accumulators of
      * TMA's kernels, do those of several captures, or of one with polynomials, unless their gradients are computed too.
      */
-    const bool reads = back && traits->few_registers
-                           ? !s->capture_gradient_elements && e->capture_reads > (polynomials ? 0 : 1)
-                       : staged ? e->reads_more
-                                : e->reads_pairs;
+    const uint32_t held = (polynomials ? 0u : 1u) + (staged && !e->reads_more);
+    const bool reads = back && traits->few_registers ? !s->capture_gradient_elements && e->capture_reads > held
+                       : staged                      ? e->reads_more
+                                                     : e->reads_pairs;
     variant->score_chunks = !variant->soft_cap && (weight >= CHUNK_WEIGHT || reads);
 }
 

@@ -163,8 +163,17 @@ FAULTS = [
     # Elements are read where the swizzle of another row has them.
     ('sm=90 dtype=bf16 cases forward_cuda/pair_bias', 'scores_sm90.cuh', '(bytes % 128 ^ swizzle)', 'bytes % 128', ORACLE),
     # Rows that are out of range have elements.
-    ('sm=90 dtype=f16 cases forward_cuda/pair_bias_unaligned', 'captures_sm90.cuh', 'bool there = first + i < count;', 'bool there = true;',
+    ('sm=90 dtype=f16 cases forward_cuda/pair_bias_unaligned', 'capture_copies.cuh', 'bool there = first + i < count;', 'bool there = true;',
      ORACLE + '|outside|where no buffer is'),
+    # Backward: elements are read before their copies are complete, or before those of other lanes are.
+    ('sm=90 dtype=bf16 cases gradients_cuda/pair_bias', 'captures_backward_sm90.cuh', '    copy_wait<0>();', '    copy_wait<1>();',
+     'cp.async writes that its thread has not waited for'),
+    ('sm=90 dtype=bf16 cases gradients_cuda/pair_sums_even', 'captures_backward_sm90.cuh', '    copy_wait<0>();\n    __syncwarp();', '    copy_wait<0>();', SHARED),
+    # It is the tile of the first rows again.
+    ('sm=90 dtype=f16 cases gradients_cuda/pair_bias', 'captures_backward_sm90.cuh', 'desc.q + i * 32 + lane', 'desc.q % 64 + i * 32 + lane', ORACLE),
+    # Elements are read from another half of a row, or from the row beside.
+    ('sm=90 dtype=bf16 cases gradients_cuda/pair_bias_masked', 'captures_backward_sm90.cuh', 'pair % 2 : pair / 2', 'pair % 2 : pair % 2', ORACLE),
+    ('sm=90 dtype=bf16 cases gradients_cuda/pair_sums_beside', 'captures_backward_sm90.cuh', 'own / 4 % 2 : 0', '0 : 0', ORACLE),
     # ------------------------------------------------------------------------------------------- backward, sums, sinks
     # Sums over rows leave out the last exchange of lanes.
     ('dtype=f32 cases gradients_cuda/head_8', 'delta.cu', 'for (int step = 16; step; step /= 2)\n            sum += __shfl_xor', 'for (int step = 16; step > 1; step /= 2)\n            sum += __shfl_xor', ORACLE),
