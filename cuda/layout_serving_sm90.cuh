@@ -8,25 +8,38 @@
 #include "serving_tile.cuh"
 
 struct serving_config {
-    static constexpr int GROUPS = BLOCK_M / 64; /* consumer warp groups */
-    static constexpr int STEPS_D = (HEAD_DIM + 15) / 16, WIDTH_DV = round_up(HEAD_DIM_V, 16);
+    /* Wide values: both consumer warp groups have the same 64 rows, of which each computes S for half of the keys of a
+     * tile, and half of O's columns. */
+    static constexpr bool WIDE = attune_cuda_serving_sm90_wide(HEAD_DIM_V);
+    static constexpr int GROUPS = WIDE ? 2 : BLOCK_M / 64; /* consumer warp groups */
+    static constexpr int KEYS = WIDE ? BLOCK_N / 2 : BLOCK_N, COLUMNS = WIDE ? HEAD_DIM_V / 2 : HEAD_DIM_V;
+    static constexpr int STEPS_D = (HEAD_DIM + 15) / 16, WIDTH_DV = round_up(COLUMNS, 16);
     /* Consumers issue their products in turn, so that one's run under the other's softmax. */
-    static constexpr bool PING_PONG = GROUPS > 1 && HEAD_DIM_V <= 128;
+    static constexpr bool PING_PONG = GROUPS > 1 && !WIDE && HEAD_DIM_V <= 128;
     static constexpr int CHAINS = 2; /* independent chains of sums, and of maxima, which hide latency */
     static constexpr int PRODUCERS = 128, CONSUMERS = 128 * GROUPS;
     /* A warp of the producers loads as many keys of each tile, and as many rows of Q. */
     static constexpr int WARP_KEYS = BLOCK_N / 4, WARP_ROWS = BLOCK_M / 4;
     /* setmaxnreg's; together the warp groups have the 65536 of an SM. The producers find tiles of rows. */
-    static constexpr int PRODUCER_REGISTERS = GROUPS == 2 ? 88 : 104, CONSUMER_REGISTERS = GROUPS == 2 ? 208 : 248;
+    static constexpr int PRODUCER_REGISTERS = WIDE          ? 72
+                                              : GROUPS == 2 ? 88
+                                                            : 104,
+                         CONSUMER_REGISTERS = WIDE          ? 216
+                                              : GROUPS == 2 ? 208
+                                                            : 248;
 
     /* Shared memory (layout_sm90.h). */
     static constexpr attune_cuda_serving_sm90_layout LAYOUT = attune_cuda_serving_sm90(TILE);
     static constexpr u32 Q_SLAB = BLOCK_M * 128, KV_SLAB = BLOCK_N * 128;
     static constexpr u32 K_STAGE = LAYOUT.k_stage, V_STAGE = LAYOUT.v_stage;
     static constexpr u32 K_OFFSET = LAYOUT.k, V_OFFSET = LAYOUT.v, CONTROL_OFFSET = LAYOUT.control;
+    static constexpr u32 P_OFFSET = LAYOUT.p, MAXIMA_OFFSET = LAYOUT.maxima; /* of wide values */
 
     static_assert(THREADS == PRODUCERS + CONSUMERS,
                   "a producer warp group, and a consumer warp group for each 64 rows");
+    static_assert(!WIDE || (BLOCK_M == 64 && BLOCK_N == 64 && HEAD_DIM_V % 128 == 0 && HEAD_DIM_V <= HEAD_DIM &&
+                            HEAD_DIM % 64 == 0),
+                  "a warp group has whole slabs of V, which fit in K's, and P is one slab");
     static_assert(BLOCK_N == 64 || BLOCK_N == 128, "a warp loads 16 or 32 keys");
     static_assert(STAGES > 1 && TAKEN, "keys are loaded ahead, and parts are not fixed");
     static_assert(K_TYPE == config::DTYPE && V_TYPE == config::DTYPE && config::Q_DTYPE == config::DTYPE &&
@@ -82,6 +95,12 @@ struct row_states {
         bits ^= 4;
     }
 };
+
+/* Wide values: whether they are a part of K. */
+__device__ __forceinline__ bool v_is_of_k(const attune_cuda_arguments &a)
+{
+    return a.v.address == a.k.address && a.v.batch == a.k.batch && a.v.head == a.k.head && a.v.row == a.k.row;
+}
 
 /* The threads that compute a tile. */
 struct consumers {

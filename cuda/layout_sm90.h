@@ -58,11 +58,20 @@ ATTUNE_CUDA_LAYOUT attune_cuda_forward_tma_layout attune_cuda_forward_sm90(attun
 /* ------------------------------------------------------------------------------------------------ forward over a cache
  */
 
+/* Values of more than 256 columns, as those of latent attention: two consumer warp groups divide the keys of a tile's S
+ * and the columns of its O, and V has no memory of its own. It is a part of K, as a rule; else it replaces K once S is
+ * done. */
+ATTUNE_CUDA_LAYOUT int attune_cuda_serving_sm90_wide(unsigned head_dim_v)
+{
+    return head_dim_v > 256;
+}
+
 /* Q[M][D], K[S][N][D], V[S][N][Dv], the pipelines' barriers, a bit for each key of a stage, and the descriptors of two
- * tiles of rows: the next one is found while this one is computed. */
+ * tiles of rows: the next one is found while this one is computed. With wide values V is in K's stages, and there are
+ * P[M][N] and two floats for each row and warp group, a maximum and a sum. */
 typedef struct attune_cuda_serving_sm90_layout {
-    unsigned k, v, control;    /* Q is at 0 */
-    unsigned k_stage, v_stage; /* bytes of one */
+    unsigned k, v, p, maxima, control; /* Q is at 0 */
+    unsigned k_stage, v_stage;         /* bytes of one */
     unsigned control_bytes;
     unsigned size;
 } attune_cuda_serving_sm90_layout;
@@ -71,11 +80,14 @@ ATTUNE_CUDA_LAYOUT attune_cuda_serving_sm90_layout attune_cuda_serving_sm90(attu
 {
     const unsigned d = attune_cuda_round_up(t.head_dim, 64), dv = attune_cuda_round_up(t.head_dim_v, 64);
     attune_cuda_serving_sm90_layout l = {0};
+    const int wide = attune_cuda_serving_sm90_wide(t.head_dim_v);
     l.k_stage = t.block_n * d * t.element;
-    l.v_stage = t.block_n * dv * t.element;
+    l.v_stage = wide ? l.k_stage : t.block_n * dv * t.element;
     l.k = t.block_m * d * t.element;
-    l.v = l.k + t.stages * l.k_stage;
-    l.control = l.v + t.stages * l.v_stage;
+    l.v = wide ? l.k : l.k + t.stages * l.k_stage;
+    l.p = l.v + t.stages * l.v_stage;
+    l.maxima = l.p + (wide ? t.block_m * t.block_n * t.element : 0);
+    l.control = l.maxima + (wide ? 2 * 2 * t.block_m * 4 : 0);
     l.control_bytes = attune_cuda_round_up(
         8 * (6 + 4 * t.stages) + t.stages * t.block_n / 8 + 2 * (ATTUNE_CUDA_SERVING_TILE + 16), 128);
     l.size = l.control + l.control_bytes;
@@ -124,8 +136,9 @@ ATTUNE_CUDA_LAYOUT unsigned attune_cuda_backward_sm90_dq_columns(unsigned head_d
 /*
  * K[N][D], V[N][Dv] of the CTA's keys, Q[S][M][D], dO[S][M][Dv]; S buffers of dS [M][128], or with wide heads of P and
  * dS [M][64] each; dQ in float32, where it is staged; LSE and delta [S][M] in float32; barriers and tile descriptors;
- * with capture gradients their sums over the rows of a head; with a tile of a capture [M][N] elements. In a cluster of two, each CTA has 64 keys: one buffer each
- * of dS and P, and the peer's K of half of the columns, take the space of two.
+ * with capture gradients their sums over the rows of a head; with a tile of a capture [M][N] elements. In a cluster of
+ * two, each CTA has 64 keys: one buffer each of dS and P, and the peer's K of half of the columns, take the space of
+ * two.
  */
 typedef struct attune_cuda_backward_sm90_layout {
     unsigned k, v, q, d_o, ds, p, peer_k, dq, lse, delta, control, head_sums; /* p, peer_k: in a cluster */

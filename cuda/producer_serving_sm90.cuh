@@ -297,8 +297,16 @@ __device__ __forceinline__ void store_there(u32 *words, u32 there)
         ((unsigned short *)words)[warp] = (unsigned short)there;
 }
 
+/* Waits for the copies of a stage. Wide values: K of the next tile is waited for before V of this one is read and its
+ * stage released, so that no stage may be left in flight until the producers have acquired another. */
+__device__ __forceinline__ void complete_stage(in_flight &f)
+{
+    if (sm90::WIDE)
+        commit_all(f);
+}
+
 /* The keys and values of a tile of rows. V trails K by one tile, because consumers release a stage of V one tile later
- * than that of K. */
+ * than that of K. Wide values that are no part of K replace it, once S is done. */
 __device__ __forceinline__ void load_keys(in_flight &f, control &c, u32 memory, const attune_cuda_arguments &a,
                                           const attune_cuda_serving &s, const tensor_map *k_map,
                                           const tensor_map *v_map, const work &here, pipeline_state &k)
@@ -311,6 +319,7 @@ __device__ __forceinline__ void load_keys(in_flight &f, control &c, u32 memory, 
     tile_key key = {0, 0, 0}, key_of_v = key;
     int kv = here.kv, end = here.end;
     pipeline_state v = k;
+    bool loads_v = !sm90::WIDE || !v_is_of_k(a);
     begin_key(next, table, s, kv);
     for (bool first = true;; kv += BLOCK_N, first = false) {
         if (kv < end) {
@@ -328,13 +337,15 @@ __device__ __forceinline__ void load_keys(in_flight &f, control &c, u32 memory, 
                 store_there(c.there[k.stage], key.there);
             load_stage<&control::k, HEAD_DIM>(f, c, k.stage, k_tiles + k.stage * sm90::K_STAGE, a.k, k_map, t, key,
                                               boxed, table.h_kv, mine, mine.loads_k);
+            complete_stage(f);
         }
-        if (!first) {
+        if (!first && loads_v) {
             /* 2: V of the tile before */
-            producer_acquire<&control::v>(c, v);
+            producer_acquire<&control::v>(c, {v.stage, v.phase ^ (u32)sm90::WIDE});
             load_stage<&control::v, HEAD_DIM_V>(f, c, v.stage, v_tiles + v.stage * sm90::V_STAGE, a.v, v_map, t,
                                                 key_of_v, s.box && key_of_v.there == 0xffffffffu, table.h_kv, mine,
                                                 mine.loads_v);
+            complete_stage(f);
         }
         if (kv >= end)
             break;

@@ -133,6 +133,38 @@ __device__ __forceinline__ four_columns add_parts(const attune_cuda_serving &s, 
     return sum;
 }
 
+/* The same of COUNT rows and columns, whose loads are under way together. */
+template <int COUNT>
+__device__ __forceinline__ void add_parts_together(four_columns (&sums)[COUNT], const attune_cuda_serving &s,
+                                                   const tile &t, const int (&row)[COUNT], const int (&d)[COUNT],
+                                                   float factor)
+{
+    constexpr int STEP = (int)(PART_BYTES / sizeof(float));
+    const float *part = part_at(s, t, 0);
+#pragma unroll
+    for (int j = 0; j < COUNT; j++)
+        sums[j] = {make_float4(0.0f, 0.0f, 0.0f, 0.0f), -ATTUNE_INF, 0.0f};
+#pragma unroll 8
+    for (int i = 0; i < t.parts; i++)
+#pragma unroll
+        for (int j = 0; j < COUNT; j++)
+            sums[j].m = fmaxf(sums[j].m, __ldcg(part + PART_ML + row[j] * 2 + (i64)i * STEP));
+#pragma unroll 4
+    for (int i = 0; i < t.parts; i++)
+#pragma unroll
+        for (int j = 0; j < COUNT; j++) {
+            four_columns &sum = sums[j];
+            float2 of = __ldcg((const float2 *)(part + PART_ML + row[j] * 2 + (i64)i * STEP));
+            float4 o = __ldcg((const float4 *)(part + row[j] * HEAD_DIM_V + d[j] + (i64)i * STEP));
+            float weight = exp2_fast((of.x - (sum.m == -ATTUNE_INF ? 0.0f : sum.m)) * factor);
+            sum.l += of.y * weight;
+            sum.o.x += o.x * weight;
+            sum.o.y += o.y * weight;
+            sum.o.z += o.z * weight;
+            sum.o.w += o.w * weight;
+        }
+}
+
 /* The same of fixed parts, one after another. */
 __device__ __forceinline__ four_columns add_fixed_parts(const attune_cuda_arguments &a, const attune_cuda_serving &s,
                                                         const tile &t, int row, int d, float factor)

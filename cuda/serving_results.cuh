@@ -83,6 +83,32 @@ __device__ __forceinline__ void finish_four(const attune_cuda_arguments &a, cons
         store_state(a, to, total.most, total.sum, row_max, x.l);
 }
 
+/* The same for tiles of many elements, of whose parts a CTA adds some millions of bytes. */
+template <typename TEAM>
+__device__ __forceinline__ void store_parts_together(const attune_cuda_arguments &a, const attune_cuda_serving &s,
+                                                     const tile &t, float factor)
+{
+    constexpr int COUNT = 4, STEP = TEAM::COUNT * 4;
+    static_assert(BLOCK_M * HEAD_DIM_V % (COUNT * STEP) == 0, "threads have as many elements each");
+#pragma unroll 1
+    for (int i = TEAM::thread() * 4; i < BLOCK_M * HEAD_DIM_V; i += COUNT * STEP) {
+        int row[COUNT], d[COUNT];
+        four_columns sums[COUNT];
+#pragma unroll
+        for (int j = 0; j < COUNT; j++) {
+            row[j] = (i + j * STEP) / HEAD_DIM_V;
+            d[j] = i + j * STEP - row[j] * HEAD_DIM_V;
+        }
+        if (t.row + row[0] >= t.rows)
+            break;
+        add_parts_together(sums, s, t, row, d, factor);
+#pragma unroll
+        for (int j = 0; j < COUNT; j++)
+            if (t.row + row[j] < t.rows)
+                finish_four(a, s, t, row_coord(a, t, t.row + row[j]), d[j], sums[j], factor);
+    }
+}
+
 /* Stores the sums of the parts. */
 template <typename TEAM = whole_cta>
 __device__ __forceinline__ void store_parts(const attune_cuda_arguments &a, const attune_cuda_serving &s, const tile &t,

@@ -21,11 +21,17 @@
 __device__ __forceinline__ int thread_row(const tile &t)
 {
     int thread = thread_index_remat() - sm90::PRODUCERS;
-    return t.row + thread / 32 * 16 + thread % 32 / 4;
+    return t.row + (sm90::WIDE ? thread % 128 : thread) / 32 * 16 + thread % 32 / 4;
 }
 
-/* A bit for each key of a tile. */
-typedef u32 key_bits[BLOCK_N / 32];
+/* The first column of O that the thread's warp group has. */
+__device__ __forceinline__ int first_column()
+{
+    return sm90::WIDE ? (thread_index_remat() - sm90::PRODUCERS) / 128 * sm90::COLUMNS : 0;
+}
+
+/* A bit for each key of a tile that the warp group has scores of. */
+typedef u32 key_bits[sm90::KEYS / 32];
 
 /* The first `count` bits of a word, of any number. */
 __device__ __forceinline__ u32 first_bits(int count)
@@ -47,7 +53,7 @@ __device__ __forceinline__ void remove_unseen(key_bits &keys, const attune_cuda_
     const u32 *words =
         (const u32 *)s.tree.address + t.batch * s.tree.stride[0] + (t.row0 + min(at.q, t.q_len - 1)) * s.tree.stride[1];
 #pragma unroll
-    for (int i = 0; i < BLOCK_N / 32; i++, kv += 32) {
+    for (int i = 0; i < sm90::KEYS / 32; i++, kv += 32) {
         if (config::HAVE_MASK_RANGE)
             keys[i] &= first_bits(seen.high - kv) & ~first_bits(seen.low - kv);
         if (config::TREE && s.tree.address) {
@@ -60,7 +66,7 @@ __device__ __forceinline__ void remove_unseen(key_bits &keys, const attune_cuda_
 
 /* The scores of COUNT keys from `kv` on, the first of x; keys: which of them are there, and are seen by the rows. */
 template <int COUNT>
-__device__ __forceinline__ void modify_some(float (&x)[BLOCK_N / 2], const attune_cuda_arguments &a, const tile &t,
+__device__ __forceinline__ void modify_some(float (&x)[sm90::KEYS / 2], const attune_cuda_arguments &a, const tile &t,
                                             int kv, const u32 (&keys)[2][COUNT / 32])
 {
     constexpr bool PAIRS = config::HAVE_MASK_PAIRS && !config::HAVE_MASK_RANGE;
@@ -85,13 +91,13 @@ __device__ __forceinline__ void modify_some(float (&x)[BLOCK_N / 2], const attun
     }
 }
 
-/* 4: the score and mask hook. kv: the tile's first key; there: the keys that are there. inner: all rows see those.
+/* 4: the score and mask hook. kv: the first key; there: the keys that are there. inner: all rows see those.
  * Expressions are evaluated for 32 keys at once: those of all leave no registers. */
-__device__ __forceinline__ void modify_scores(float (&x)[BLOCK_N / 2], const attune_cuda_arguments &a,
+__device__ __forceinline__ void modify_scores(float (&x)[sm90::KEYS / 2], const attune_cuda_arguments &a,
                                               const attune_cuda_serving &s, const tile &t, int kv,
                                               const key_bits &there, bool inner)
 {
-    constexpr int WORDS = BLOCK_N / 32;
+    constexpr int WORDS = sm90::KEYS / 32;
     u32 keys[2][WORDS];
     bool all = inner;
 #pragma unroll
@@ -99,7 +105,7 @@ __device__ __forceinline__ void modify_scores(float (&x)[BLOCK_N / 2], const att
         all = all && there[i] == ~0u;
     if (!HAVE_SCORE && a.scale <= 0.0f)
 #pragma unroll
-        for (int i = 0; i < BLOCK_N / 2; i++)
+        for (int i = 0; i < sm90::KEYS / 2; i++)
             x[i] *= fold_sign(a.scale);
     if (!HAVE_SCORE && all)
         return;
@@ -122,14 +128,14 @@ __device__ __forceinline__ void modify_scores(float (&x)[BLOCK_N / 2], const att
             for (int i = 0; i < 16; i++)
                 done[i] = x[i];
 #pragma unroll
-            for (int i = 0; i < BLOCK_N / 2; i++)
-                x[i] = i + 16 < BLOCK_N / 2 ? x[i + 16] : done[i + 16 - BLOCK_N / 2];
+            for (int i = 0; i < sm90::KEYS / 2; i++)
+                x[i] = i + 16 < sm90::KEYS / 2 ? x[i + 16] : done[i + 16 - sm90::KEYS / 2];
 #pragma unroll
             for (int i = 0; i + 1 < WORDS; i++)
                 keys[0][i] = keys[0][i + 1], keys[1][i] = keys[1][i + 1];
         }
     } else
-        modify_some<BLOCK_N>(x, a, t, kv, keys);
+        modify_some<sm90::KEYS>(x, a, t, kv, keys);
 }
 
 /* 7, where a forbidden pair may have made elements of a row NaN: those that were stored as NaN or infinities are
@@ -144,7 +150,7 @@ __device__ __forceinline__ void store_again(const attune_cuda_arguments &a, cons
     tile_coord at = row_coord(a, t, row);
     o_element *o = (o_element *)a.o.address + t.batch * a.o.batch + at.h * a.o.head + (t.row0 + at.q) * a.o.row;
 #pragma unroll 1
-    for (int d = thread_index_remat() % 4; (bad & 15) && d < HEAD_DIM_V; d += 4) {
+    for (int d = first_column() + thread_index_remat() % 4; (bad & 15) && d < first_column() + sm90::COLUMNS; d += 4) {
         if (finite(widen<config::O_DTYPE>(((volatile o_element *)o)[d])))
             continue;
         recomputed_element again = recompute(a, s, t, at, d);
@@ -159,7 +165,7 @@ __device__ __forceinline__ void store(float (&o)[sm90::WIDTH_DV / 2], const floa
 {
     int lane = thread_index_remat() % 32, row = thread_row(t);
     bool paired = view_paired<o_element>(a.o), vectors = O_FLOAT32 ? paired : view_aligned<o_element>(a.o);
-    constexpr int TOGETHER = O_FLOAT32 ? 1 : 4, FRAGMENTS = HEAD_DIM_V / 8; /* those that are stored at once */
+    constexpr int TOGETHER = O_FLOAT32 ? 1 : 4, FRAGMENTS = sm90::COLUMNS / 8; /* those that are stored at once */
     constexpr int AT_ONCE = FRAGMENTS / TOGETHER * TOGETHER;
     u32 bad = 0;
     float sum[2], scale[2];
@@ -187,7 +193,8 @@ __device__ __forceinline__ void store(float (&o)[sm90::WIDTH_DV / 2], const floa
             float &x = o[i / 2 * 4 + half * 2 + i % 2];
             x = kept ? x * scale[half] : 0.0f;
         }
-        o_element *base = (o_element *)a.o.address + to.b * a.o.batch + to.h * a.o.head + to.q * a.o.row;
+        o_element *base =
+            (o_element *)a.o.address + to.b * a.o.batch + to.h * a.o.head + to.q * a.o.row + first_column();
 #pragma unroll
         for (int d = 0; d < AT_ONCE; d += TOGETHER)
             if constexpr (O_FLOAT32) {
@@ -213,7 +220,7 @@ __device__ __forceinline__ void store(float (&o)[sm90::WIDTH_DV / 2], const floa
                 for (int i = 0; i < sm90::WIDTH_DV / 2; i++)
                     o[i] = i + 4 < sm90::WIDTH_DV / 2 ? o[i + 4] : first[i + 4 - sm90::WIDTH_DV / 2];
             }
-        if (valid && lane % 4 == 0)
+        if (valid && lane % 4 == 0 && first_column() == 0)
             store_state(a, to, total.most, total.sum, row_max[half] * (factor * ATTUNE_LN2), sum[half]);
     }
     if (HAVE_MASK || config::TREE)
@@ -238,10 +245,10 @@ __device__ __forceinline__ void store_part(const float (&o)[sm90::WIDTH_DV / 2],
             continue;
         float *to = part_at(s, t, t.part);
 #pragma unroll
-        for (int d = 0; d < HEAD_DIM_V / 8; d++)
-            *(float2 *)(to + local * HEAD_DIM_V + d * 8 + column) =
+        for (int d = 0; d < sm90::COLUMNS / 8; d++)
+            *(float2 *)(to + local * HEAD_DIM_V + first_column() + d * 8 + column) =
                 make_float2(o[d * 4 + half * 2], o[d * 4 + half * 2 + 1]);
-        if (column == 0)
+        if (column == 0 && first_column() == 0)
             *(float2 *)(to + PART_ML + local * 2) = make_float2(row_max[half], sum);
     }
 }
@@ -264,11 +271,12 @@ __device__ __forceinline__ void skip_tiles(control &c, row_states &r, pipeline_s
     }
 }
 
-__device__ __forceinline__ void load_there(key_bits &there, const control &c, u32 stage)
+/* first: of the warp group's keys in the tile. */
+__device__ __forceinline__ void load_there(key_bits &there, const control &c, u32 stage, int first = 0)
 {
 #pragma unroll
-    for (int i = 0; i < BLOCK_N / 32; i++)
-        there[i] = c.there[stage][i];
+    for (int i = 0; i < sm90::KEYS / 32; i++)
+        there[i] = c.there[stage][first / 32 + i];
 }
 
 /* Whether all rows of the tile see the keys of one that are there. */
@@ -286,10 +294,13 @@ __device__ __forceinline__ u64 describe_k(u32 memory, const pipeline_state &k)
 
 __device__ __forceinline__ u64 describe_v(u32 memory, const pipeline_state &v)
 {
-    return describe_n_major(memory + sm90::V_OFFSET + (u32)uniform((int)v.stage) * sm90::V_STAGE, sm90::KV_SLAB);
+    u32 slabs = sm90::WIDE ? (u32)uniform(first_column()) / 64 * sm90::KV_SLAB : 0;
+    return describe_n_major(memory + sm90::V_OFFSET + slabs + (u32)uniform((int)v.stage) * sm90::V_STAGE,
+                            sm90::KV_SLAB);
 }
 
-/* O, the row maxima and sums of a tile's rows. */
+/* O, the row maxima and sums of a tile's rows. A template, as the next two, so that only what is called is compiled. */
+template <typename sm90>
 __device__ __forceinline__ void compute(float (&o)[sm90::WIDTH_DV / 2], float (&row_max)[2], float (&row_sum)[2],
                                         const attune_cuda_arguments &a, const attune_cuda_serving &s, control &c,
                                         u32 memory, const work &here, int kv, int end, int group, row_states &r,
@@ -298,7 +309,7 @@ __device__ __forceinline__ void compute(float (&o)[sm90::WIDTH_DV / 2], float (&
     const tile &t = here.of;
     bool in_turn = uniform(t.row + 64 < t.rows); /* the other warp group has rows too */
     u64 q_tile = describe_k_major(memory + (u32)group * 64 * 128), k_tile = describe_k(memory, k), v_tile;
-    float x[BLOCK_N / 2], alpha[2];
+    float x[sm90::KEYS / 2], alpha[2];
     u32 p[BLOCK_N / 16][4];
     key_bits there;
     /* 1, 2: wait for Q, and for K */
@@ -379,6 +390,177 @@ __device__ __forceinline__ void compute(float (&o)[sm90::WIDTH_DV / 2], float (&
     consumer_release<&control::v>(c, v);
 }
 
+/* ----------------------------------------------------------------------------------------------------- wide values */
+
+/* 3: S = Q K^T of the warp group's keys; issued, not waited for. */
+__device__ __forceinline__ void multiply_qk_wide(float (&s)[sm90::KEYS / 2], u64 q, u64 k)
+{
+#pragma unroll
+    for (int step = 0; step < sm90::STEPS_D; step += 4)
+        wgmma<sm90::KEYS>::ss4(s, q + step / 4 * sm90::Q_SLAB / 16, k + step / 4 * sm90::KV_SLAB / 16, step);
+    wgmma_commit();
+}
+
+/* 6: O += P V of the warp group's columns, and all keys; issued, not waited for. */
+__device__ __forceinline__ void multiply_pv_wide(float (&o)[sm90::WIDTH_DV / 2], u64 p, u64 v)
+{
+#pragma unroll
+    for (int step = 0; step < BLOCK_N / 16; step++)
+        wgmma<sm90::WIDTH_DV>::template ss<0, 1>(o, p + step * 2, v + step * (16 * 128 / 16), 1);
+    wgmma_commit();
+}
+
+/* The descriptor of Q, found again for each tile of keys: those of all steps of a product would be kept in registers
+ * otherwise. */
+__device__ __forceinline__ u64 describe_q(u32 memory)
+{
+    return describe_k_major((u32)uniform((int)memory));
+}
+
+/* The other warp group's value for each of the thread's rows, of which the lanes of a row give one. which: 0 or 1, of
+ * two places, which are used in turn. */
+__device__ __forceinline__ void exchange_rows(float (&x)[2], u32 memory, int group, int which)
+{
+    u32 row = (u32)(thread_index_remat() % 128 / 32 * 16 + thread_index_remat() % 32 / 4);
+    u32 places = memory + sm90::MAXIMA_OFFSET + (u32)which * (2 * BLOCK_M * 4) + row * 4;
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+        if (thread_index_remat() % 4 == 0)
+            store_shared(places + (u32)(group * BLOCK_M + half * 8) * 4, __float_as_uint(x[half]));
+    consumers::sync();
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        u32 bits;
+        load_shared(bits, places + (u32)((group ^ 1) * BLOCK_M + half * 8) * 4);
+        x[half] = __uint_as_float(bits);
+    }
+}
+
+/* 5: online softmax. A row's maximum is raised where a score passes it by so much that weights may become too large, or
+ * where maxima are a result (exact), as softmax_without_rescale does; both warp groups come to the same. */
+__device__ __forceinline__ void softmax_wide(float (&s)[sm90::KEYS / 2], float (&row_max)[2], float (&row_sum)[2],
+                                             float (&alpha)[2], u32 memory, int group, bool exact, float factor)
+{
+    float largest[2], other[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float &x = largest[half];
+        x = -ATTUNE_INF;
+#pragma unroll
+        for (int n = 0; n < sm90::KEYS / 8; n++)
+            x = fmaxf(x, fmaxf(s[n * 4 + half * 2], s[n * 4 + half * 2 + 1]));
+        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+        other[half] = x;
+    }
+    exchange_rows(other, memory, group, 0);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float most = fmaxf(fmaxf(largest[half], other[half]), row_max[half]);
+        bool raised = exact || !((most - row_max[half]) * factor <= RESCALE_THRESHOLD_LOG2);
+        most = raised ? most : row_max[half];
+        float base = base_of(most), shift = base * factor;
+        alpha[half] = exp2_fast((row_max[half] - base) * factor);
+        row_max[half] = most;
+        if (SCORES_MAY_BE_LARGE && __any_sync(0xffffffffu, fabsf(shift) >= LARGE_SCORE)) {
+#pragma unroll
+            for (int n = 0; n < sm90::KEYS / 8; n++) {
+                s[n * 4 + half * 2] -= base;
+                s[n * 4 + half * 2 + 1] -= base;
+            }
+            shift = 0.0f;
+        }
+        float even = row_sum[half] * alpha[half], odd = 0.0f;
+#pragma unroll
+        for (int n = 0; n < sm90::KEYS / 8; n++) {
+            float &x = s[n * 4 + half * 2], &y = s[n * 4 + half * 2 + 1];
+            x = exp2_fast(__fmaf_rn(x, factor, -shift));
+            y = exp2_fast(__fmaf_rn(y, factor, -shift));
+            even += x;
+            odd += y;
+        }
+        row_sum[half] = even + odd;
+    }
+}
+
+/* P of the warp group's keys in 16 bits, for the products of both. */
+__device__ __forceinline__ void share_p(const float (&s)[sm90::KEYS / 2], u32 memory, int group)
+{
+    int lane = thread_index_remat() % 32;
+    u32 row = (u32)(thread_index_remat() % 128 / 32 * 16 + lane / 4);
+    u32 to = memory + sm90::P_OFFSET + row * 128 + (u32)lane % 4 * 4;
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+        for (int n = 0; n < sm90::KEYS / 8; n++)
+            store_shared(to + (u32)half * (8 * 128) + (((u32)(group * (sm90::KEYS / 8) + n) ^ row % 8) * 16),
+                         pack(s[n * 4 + half * 2], s[n * 4 + half * 2 + 1]));
+    fence_async();
+    consumers::sync();
+}
+
+/* As compute. V is in the stages of K, of which there are two: one is loaded while the other one is computed. */
+template <typename sm90>
+__device__ __forceinline__ void compute_wide(float (&o)[sm90::WIDTH_DV / 2], float (&row_max)[2], float (&row_sum)[2],
+                                             const attune_cuda_arguments &a, const attune_cuda_serving &s, control &c,
+                                             u32 memory, const work &here, int kv, int end, int group, row_states &r,
+                                             pipeline_state &k, float factor)
+{
+    const tile &t = here.of;
+    bool replaces = !v_is_of_k(a); /* V takes the place of K */
+    /* 1: wait for Q */
+    consumer_wait<&control::q>(c, r.q());
+#pragma unroll 1
+    for (; kv < end; kv += BLOCK_N) {
+        float x[sm90::KEYS / 2], alpha[2];
+        key_bits there;
+        u64 q_tile = describe_q(memory), k_tile = describe_k(memory, k) + (u64)(group * sm90::KEYS * 128 / 16);
+        u64 v_tile = describe_v(memory, k);
+        /* 2: wait for K */
+        consumer_wait<&control::k>(c, k);
+        wgmma_fence();
+        /* 3: S = Q K^T */
+        multiply_qk_wide(x, q_tile, k_tile);
+        load_there(there, c, k.stage, group * sm90::KEYS);
+        wgmma_wait<0>();
+        accumulators_done(x);
+        if (replaces)
+            consumer_release<&control::v>(c, k);
+        /* 4: score and mask hook */
+        modify_scores(x, a, s, t, kv + group * sm90::KEYS, there, sees_all(here, kv));
+        /* 5: online softmax. Row maxima that are a result have to be exact. */
+        softmax_wide(x, row_max, row_sum, alpha, memory, group, a.row_max.address != 0, factor);
+        if (__any_sync(0xffffffffu, alpha[0] != 1.0f || alpha[1] != 1.0f))
+            rescale(o, alpha);
+        share_p(x, memory, group);
+        /* 2: wait for V */
+        if (replaces)
+            consumer_wait<&control::v>(c, k);
+        wgmma_fence();
+        /* 6: O += P V */
+        multiply_pv_wide(o, describe_k_major((u32)uniform((int)(memory + sm90::P_OFFSET))), v_tile);
+        wgmma_wait<0>();
+        accumulators_done(o);
+        consumer_release<&control::k>(c, k);
+        advance(k);
+    }
+    consumer_release<&control::q>(c, r.q());
+    r.advance_q();
+    /* The sums of both warp groups, in one of the lanes of a row. */
+    float other[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        row_sum[half] += __shfl_xor_sync(0xffffffffu, row_sum[half], 1);
+        row_sum[half] += __shfl_xor_sync(0xffffffffu, row_sum[half], 2);
+        other[half] = row_sum[half];
+    }
+    exchange_rows(other, memory, group, 1);
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+        row_sum[half] = thread_index_remat() % 4 == 0 ? row_sum[half] + other[half] : 0.0f;
+}
+
+template <typename sm90>
 __device__ __forceinline__ void consume(const attune_cuda_arguments &a, const attune_cuda_serving &s, control &c,
                                         u32 memory)
 {
@@ -395,21 +577,29 @@ __device__ __forceinline__ void consume(const attune_cuda_arguments &a, const at
         int kv = uniform(here.kv), end = uniform(here.end), first = uniform(t.row) + group * 64;
         if (kv < 0)
             break;
-        bool any = uniform(first < t.rows);
+        bool any = sm90::WIDE || uniform(first < t.rows);
         float row_max[2] = {-ATTUNE_INF, -ATTUNE_INF}, row_sum[2] = {0.0f, 0.0f}, o[sm90::WIDTH_DV / 2];
 #pragma unroll
         for (int i = 0; i < sm90::WIDTH_DV / 2; i++)
             o[i] = 0.0f;
         if (kv < end && !any)
             skip_tiles(c, r, k, kv, end);
-        else if (kv < end)
-            compute(o, row_max, row_sum, a, s, c, memory, here, kv, end, group, r, k, factor);
+        else if (kv < end) {
+            if constexpr (sm90::WIDE)
+                compute_wide<sm90>(o, row_max, row_sum, a, s, c, memory, here, kv, end, group, r, k, factor);
+            else
+                compute<sm90>(o, row_max, row_sum, a, s, c, memory, here, kv, end, group, r, k, factor);
+        }
         if (!config::PARTS || uniform(t.parts) == 1)
             store(o, row_max, row_sum, a, s, t, factor);
         else if constexpr (config::PARTS) {
             store_part(o, row_max, row_sum, s, t);
-            if (last_of_parts<consumers>(a, s, t))
-                store_parts<consumers>(a, s, t, factor);
+            if (last_of_parts<consumers>(a, s, t)) {
+                if constexpr (sm90::WIDE)
+                    store_parts_together<consumers>(a, s, t, factor);
+                else
+                    store_parts<consumers>(a, s, t, factor);
+            }
         }
         consumer_release<&control::work>(c, r.work());
     }
@@ -440,7 +630,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         produce(a, s, &k_map, &v_map, c, shared_address(memory));
     } else {
         registers_take<sm90::CONSUMER_REGISTERS>();
-        consume(a, s, c, shared_address(memory));
+        consume<sm90>(a, s, c, shared_address(memory));
     }
 }
 

@@ -32,6 +32,11 @@ static const attune__tile serving_256[] = {
     ATTUNE__TILE(64, 64, 2, 8),
 };
 
+/* Two consumer warp groups have the same rows, and divide O's columns. */
+static const attune__tile serving_wide[] = {
+    ATTUNE__TILE(64, 64, 2, 12),
+};
+
 /* A tree without a mask's intervals takes a register more than there are beside 128 keys and as many columns. */
 static const attune__tile tree_128[] = {
     ATTUNE__TILE(128, 64, 4, 12),
@@ -48,6 +53,11 @@ static const attune__tile crowded_192[] = {
     ATTUNE__TILE(64, 64, 2, 8),
 };
 
+static bool is_wide(const attune__shape *s)
+{
+    return attune_cuda_serving_sm90_wide(s->head_dim_v);
+}
+
 static bool is_crowded(const attune__shape *s)
 {
     return s->score_expr || (s->mask_expr && !attune__analysis_row_intervals(&s->expr));
@@ -62,6 +72,10 @@ static const attune__tile *tiles(const attune__search *search, uint32_t *count)
     static const attune__cuda_tiles trees[4] = {TILES(serving_64), TILES(tree_128), TILES(serving_192),
                                                 TILES(serving_256)};
     const attune__shape *s = search->shape;
+    if (is_wide(s)) {
+        *count = 1;
+        return serving_wide;
+    }
     const attune__cuda_tiles t = attune__cuda_by_head_dim(s, is_crowded(s)              ? crowded
                                                              : s->tree && !s->mask_expr ? trees
                                                                                         : tables);
@@ -69,12 +83,26 @@ static const attune__tile *tiles(const attune__search *search, uint32_t *count)
     return t.tiles;
 }
 
+static const char *reject_problem(const attune__search *search)
+{
+    const attune__shape *s = search->shape;
+    if (is_wide(s) && (s->head_dim_v % 128 || s->head_dim % 64 || s->head_dim_v > s->head_dim))
+        return "it takes values of more than 256 columns in the place of keys: of a multiple of 128, and keys of 64";
+    if (!is_wide(s) && s->head_dim > 256)
+        return "it has no more than 256 columns of keys beside as many of values";
+    return NULL;
+}
+
 static const char *reject_automatic(const attune__search *search)
 {
     const attune__shape *s = search->shape;
     if (is_crowded(s) && (s->head_dim > 192 || s->head_dim_v > 192))
         return "beside so wide heads there are no registers for what the expressions need";
-    return s->q_len * (s->heads / s->kv_heads) <= FEW_ROWS ? "calls of few rows are bound by memory" : NULL;
+    if (is_wide(s) && s->head_dim_v != 512)
+        return "no device has run it for other values of more than 256 columns than of 512: ask for it by name";
+    /* With wide values tiles of 16 rows take longer than their loads. */
+    const int64_t rows = s->q_len * (s->heads / s->kv_heads);
+    return rows < FEW_ROWS + !is_wide(s) ? "calls of few rows are bound by memory" : NULL;
 }
 
 static void clamp(const attune__search *search, attune__tile *tile)
@@ -83,7 +111,7 @@ static void clamp(const attune__search *search, attune__tile *tile)
     uint32_t *v = tile->value;
     attune__clamp_number(search, tile, ATTUNE__BLOCK_N, 1024, s->kv_len, 64);
     attune__clamp_number(search, tile, ATTUNE__BLOCK_M, 1024, s->q_len * (s->heads / s->kv_heads), 64);
-    if (!(search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS)))
+    if (!(search->forced & ATTUNE__BIT(ATTUNE__NUM_WARPS)) && !is_wide(s))
         v[ATTUNE__NUM_WARPS] = attune__cuda_wgmma_warps(tile);
 }
 
@@ -99,7 +127,15 @@ static const char *reject_tile(const attune__search *search, const attune__tile 
     *option = ATTUNE__NUM_STAGES;
     if (v[*option] < 2)
         return "keys are loaded ahead, the least is 2";
-    return attune__cuda_reject_wgmma_warps(search, tile, option);
+    if (!is_wide(search->shape))
+        return attune__cuda_reject_wgmma_warps(search, tile, option);
+    for (int i = 0; i < 3; i++) {
+        static const attune__option fixed[] = {ATTUNE__BLOCK_M, ATTUNE__BLOCK_N, ATTUNE__NUM_WARPS};
+        *option = fixed[i];
+        if (v[*option] != serving_wide[0].value[*option])
+            return "with values of more than 256 columns it is 64 x 64 by 12 warps";
+    }
+    return NULL;
 }
 
 static attune__cost cost(const attune__search *search, const attune__tile *tile)
@@ -111,7 +147,8 @@ static attune__cost cost(const attune__search *search, const attune__tile *tile)
     c.shared = attune_cuda_serving_sm90(attune__cuda_tile(s, v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N],
                                                           v[ATTUNE__NUM_WARPS], v[ATTUNE__NUM_STAGES]))
                    .size;
-    c.registers = attune__cuda_wgmma_registers(s, v[ATTUNE__BLOCK_N], attune__round_up(s->head_dim_v, 16));
+    c.registers = attune__cuda_wgmma_registers(s, v[ATTUNE__BLOCK_N],
+                                               attune__round_up(is_wide(s) ? s->head_dim_v / 2 : s->head_dim_v, 16));
     return c;
 }
 
@@ -126,9 +163,11 @@ const attune__family attune__cuda_serving_sm90a = {
     .backend = ATTUNE_BACKEND_CUDA,
     .serving = true,
     .serving_only = true,
+    .serve_above_256 = true,
     .sinks = true,
     .matrix = ATTUNE_MATRIX_WGMMA,
     .dtypes = 1u << ATTUNE_F16 | 1u << ATTUNE_BF16,
+    .reject_problem = reject_problem,
     .reject_automatic = reject_automatic,
     .options = {ATTUNE__CUDA_LOOP | ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__ROWS_GUARANTEED_SAFE), 0, 0},
     .tiles = tiles,

@@ -150,6 +150,15 @@ static const serving_case cases[] = {
     {"prompt_tree", 4, 2, 64, 64, 16, NULL, NULL, TREE, drafts, NULL, 0, 0, 0},
     {"prompt_192", 2, 1, 192, 192, 16, CAUSAL, "score + slope[h] * (kv - q)", 0, longer, NULL, 0, 0, 0},
     {"prompt_pairs", 4, 2, 96, 96, 32, "depth[row] >= kv % 7", NULL, TOKENS, longer, NULL, 0, 0, 0},
+    {"latent_f32", 16, 1, 576, 512, 64, CAUSAL, NULL, VIEW, mix, NULL, 0, 0, 0},
+    {"latent_prompt", 16, 1, 576, 512, 64, CAUSAL, NULL, VIEW | SINKS, mix, NULL, 0, 0, 0},
+    {"latent_tree", 8, 1, 576, 512, 16, NULL, NULL, VIEW | TREE, drafts, NULL, 0, 0, 0},
+    {"wide_f32", 4, 2, 512, 512, 16, CAUSAL, NULL, SPLIT, few, NULL, 0, 0, 0},
+    {"latent_window", 24, 1, 576, 512, 5, "q >= kv && q - kv < 100", NULL, VIEW | FIRST | HOLES, mix, NULL, 0, 0, 0},
+    {"latent_split", 32, 1, 576, 512, 16, CAUSAL, NULL, VIEW | SPLIT | LIST, few, NULL, 0, 0, 0},
+    {"latent_one", 2, 1, 576, 512, 1, NULL, NULL, VIEW, decode, NULL, 0, 0, 0},
+    {"wide_384", 12, 2, 448, 384, 16, CAUSAL, NULL, SPLIT | SINKS, longer, NULL, 0, 0, 0},
+    {"wide_nan", 8, 1, 512, 512, 5, "q >= kv && q - kv < 100", NULL, NAN_V, mix, NULL, 0, 0, 0},
 };
 
 /* Whether kernels may have rows of several sequences in a tile. */

@@ -76,6 +76,15 @@ FAULTS = [
     # Boxes are loaded from the page of the warp's first key.
     ('sm=90 case=count cases serving_cases/cuda', 'producer_serving_sm90.cuh', 'key.page = __shfl_sync(0xffffffffu, key.page, mine.source);',
      'key.page = __shfl_sync(0xffffffffu, key.page, 0);', ORACLE),
+    # Both warp groups compute the same columns of wide values.
+    ('sm=90 case=latent_prompt cases serving_cases/cuda', 'serving_sm90.cu', '/ 128 * sm90::COLUMNS : 0', '/ 128 * 0 : 0', ORACLE + '|' + SHARED),
+    # They take their own maxima for the other one's, or multiply P before the other one has stored its part, or without a fence.
+    ('sm=90 case=latent_prompt cases serving_cases/cuda', 'serving_sm90.cu', '(group ^ 1) * BLOCK_M', 'group * BLOCK_M', ORACLE),
+    ('sm=90 case=latent_prompt cases serving_cases/cuda', 'serving_sm90.cu', '    fence_async();\n    consumers::sync();', '    fence_async();', SHARED),
+    ('sm=90 case=latent_prompt cases serving_cases/cuda', 'serving_sm90.cu', '    fence_async();\n    consumers::sync();', '    consumers::sync();',
+     'without a fence of the asynchronous proxy'),
+    # Their V replaces K before S is done.
+    ('sm=90 case=absorbed_apart cases serving_cases/cuda', 'producer_serving_sm90.cuh', 'v.phase ^ (u32)sm90::WIDE', 'v.phase', SHARED + '|' + ORACLE),
     # A row's drafts are those of the word beside.
     ('sm=90 case=tree cases serving_cases/cuda', 'serving_sm90.cu', '(u32)draft & 31);', '(u32)draft & 30);', ORACLE),
     # Elements that a forbidden pair made NaN are kept.
