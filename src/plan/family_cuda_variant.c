@@ -166,9 +166,9 @@ static void choose_tma_backward(const attune__shape *s, const attune_plan_choice
     /* One pass needs S, dP and the captures' sums at once. */
     variant->half_tiles = variant->fused_gradients && !wide &&
                           (s->expr.capture_reads > 2 || attune__round_up(d, 16) + attune__round_up(dv, 16) > 192);
-    /* A score expression leaves no registers for the accumulators of dP, or in a cluster of dQ. An ordered accumulation
-     * of dQ must not delay the next load of dO. */
-    variant->late_dp = s->score_expr && !wide && !variant->fused_gradients;
+    /* A score expression leaves no registers for the accumulators of dP beside more than 64 columns, or in a cluster of
+     * dQ. An ordered accumulation of dQ must not delay the next load of dO. */
+    variant->late_dp = s->score_expr && !wide && !variant->fused_gradients && (d > 64 || dv > 64);
     variant->early_dq = attune_cuda_backward_sm90_paired(d, dv, choice->block_n1) && (s->score_expr || ordered);
     variant->rematerialise = gradients || variant->score_chunks ||
                              (s->score_expr && (variant->score.key_count || variant->score.row_count || ordered ||
