@@ -155,9 +155,9 @@ static const serving_case cases[] = {
     {"latent_tree", 8, 1, 576, 512, 16, NULL, NULL, VIEW | TREE, drafts, NULL, 0, 0, 0},
     {"wide_f32", 4, 2, 512, 512, 16, CAUSAL, NULL, SPLIT, few, NULL, 0, 0, 0},
     {"latent_window", 24, 1, 576, 512, 5, "q >= kv && q - kv < 100", NULL, VIEW | FIRST | HOLES, mix, NULL, 0, 0, 0},
-    {"latent_split", 32, 1, 576, 512, 16, CAUSAL, NULL, VIEW | SPLIT | LIST, few, NULL, 0, 0, 0},
+    {"latent_parts", 32, 1, 576, 512, 16, CAUSAL, NULL, VIEW | SINKS | LIST, few, NULL, 0, 0, 0},
     {"latent_one", 2, 1, 576, 512, 1, NULL, NULL, VIEW, decode, NULL, 0, 0, 0},
-    {"wide_384", 12, 2, 448, 384, 16, CAUSAL, NULL, SPLIT | SINKS, longer, NULL, 0, 0, 0},
+    {"wide_384", 48, 2, 448, 384, 16, CAUSAL, NULL, SINKS, few, NULL, 0, 0, 0},
     {"wide_nan", 8, 1, 512, 512, 5, "q >= kv && q - kv < 100", NULL, NAN_V, mix, NULL, 0, 0, 0},
 };
 

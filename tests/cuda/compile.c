@@ -174,7 +174,9 @@ static void header_options(fixture *w, const char *header, const attune_expr *ma
     const attune_problem problem = {.struct_size = sizeof problem,
                                     .direction = back ? ATTUNE_BACKWARD : ATTUNE_FORWARD,
                                     .dtype = ATTUNE_BF16,
-                                    .head_dim = strstr(header, "wide") || cluster ? 256 : 128,
+                                    .head_dim = strstr(header, "wide_serving")      ? 512
+                                                : strstr(header, "wide") || cluster ? 256
+                                                                                    : 128,
                                     .q_len = rows,
                                     .kv_len = 2048,
                                     .tokens = cache ? rows : 0,
@@ -185,11 +187,13 @@ static void header_options(fixture *w, const char *header, const attune_expr *ma
     attune_profile profile = {.struct_size = sizeof profile};
     attune__shape shape;
     attune__decision decision;
-    const attune_kernel_options options = {.struct_size = sizeof options, .any = {.kernel = "cuda_sm100a"}};
+    const char *const name = blackwell ? "cuda_sm100a" : hopper && cache ? "cuda_serving_sm90a" : "";
+    attune_kernel_options options = {.struct_size = sizeof options};
+    snprintf(options.any.kernel, sizeof options.any.kernel, "%s", name);
     cr_assert_eq(attune_profile_find(hopper ? "h200" : blackwell ? "b200" : "a100", &profile), ATTUNE_OK);
     cr_assert_eq(attune__shape_from_problem(&problem, &shape), ATTUNE_OK, "%s", attune_last_error());
     shape.expr = attune__analyse(mask, score, back ? gradient : NULL);
-    cr_assert_eq(attune__plan_choose(&profile.limits, &shape, blackwell ? &options : NULL, &decision), ATTUNE_OK, "%s",
+    cr_assert_eq(attune__plan_choose(&profile.limits, &shape, *name ? &options : NULL, &decision), ATTUNE_OK, "%s",
                  attune_last_error());
     const attune__program_desc desc = {&shape, &decision.choice, &decision.variant, mask, score, back ? gradient : NULL,
                                        NULL};

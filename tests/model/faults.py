@@ -66,9 +66,9 @@ FAULTS = [
     # A stage is committed before its copies are complete.
     ('sm=90 case=pages_1 cases serving_cases/cuda', 'producer_serving_sm90.cuh', '    copy_wait<in_flight::COUNT>();\n', '', SHARED),
     # V's products do not wait for V.
-    ('sm=90 case=count cases serving_cases/cuda', 'serving_sm90.cu', '    /* 2: wait for the last V */\n    consumer_wait<&control::v>(c, v);\n', '', SHARED),
+    ('sm=90 case=count cases serving_cases/cuda', 'narrow_serving_sm90.cuh', '    /* 2: wait for the last V */\n    consumer_wait<&control::v>(c, v);\n', '', SHARED),
     # K is released before its product is complete.
-    ('sm=90 case=prompt_window cases serving_cases/cuda', 'serving_sm90.cu',
+    ('sm=90 case=prompt_window cases serving_cases/cuda', 'narrow_serving_sm90.cuh',
      '        wgmma_wait<1>(); /* S is done, O may not be */\n        accumulators_done(x);\n        consumer_release<&control::k>(c, k);',
      '        consumer_release<&control::k>(c, k);\n        wgmma_wait<1>();\n        accumulators_done(x);', SHARED),
     # Producers begin to read a tile of rows before it is stored.
@@ -77,18 +77,18 @@ FAULTS = [
     ('sm=90 case=count cases serving_cases/cuda', 'producer_serving_sm90.cuh', 'key.page = __shfl_sync(0xffffffffu, key.page, mine.source);',
      'key.page = __shfl_sync(0xffffffffu, key.page, 0);', ORACLE),
     # Both warp groups compute the same columns of wide values.
-    ('sm=90 case=latent_prompt cases serving_cases/cuda', 'serving_sm90.cu', '/ 128 * sm90::COLUMNS : 0', '/ 128 * 0 : 0', ORACLE + '|' + SHARED),
+    ('sm=90 case=latent_prompt cases serving_cases/cuda', 'stages_serving_sm90.cuh', '/ 128 * sm90::COLUMNS : 0', '/ 128 * 0 : 0', ORACLE + '|' + SHARED),
     # They take their own maxima for the other one's, or multiply P before the other one has stored its part, or without a fence.
-    ('sm=90 case=latent_prompt cases serving_cases/cuda', 'serving_sm90.cu', '(group ^ 1) * BLOCK_M', 'group * BLOCK_M', ORACLE),
-    ('sm=90 case=latent_prompt cases serving_cases/cuda', 'serving_sm90.cu', '    fence_async();\n    consumers::sync();', '    fence_async();', SHARED),
-    ('sm=90 case=latent_prompt cases serving_cases/cuda', 'serving_sm90.cu', '    fence_async();\n    consumers::sync();', '    consumers::sync();',
+    ('sm=90 case=latent_parts cases serving_cases/cuda', 'wide_serving_sm90.cuh', '(group ^ 1) * BLOCK_M', 'group * BLOCK_M', ORACLE),
+    ('sm=90 case=latent_prompt cases serving_cases/cuda', 'wide_serving_sm90.cuh', '    fence_async();\n    consumers::sync();', '    fence_async();', SHARED),
+    ('sm=90 case=latent_prompt cases serving_cases/cuda', 'wide_serving_sm90.cuh', '    fence_async();\n    consumers::sync();', '    consumers::sync();',
      'without a fence of the asynchronous proxy'),
     # Their V replaces K before S is done.
     ('sm=90 case=absorbed_apart cases serving_cases/cuda', 'producer_serving_sm90.cuh', 'v.phase ^ (u32)sm90::WIDE', 'v.phase', SHARED + '|' + ORACLE),
     # A row's drafts are those of the word beside.
-    ('sm=90 case=tree cases serving_cases/cuda', 'serving_sm90.cu', '(u32)draft & 31);', '(u32)draft & 30);', ORACLE),
+    ('sm=90 case=tree cases serving_cases/cuda', 'scores_serving_sm90.cuh', '(u32)draft & 31);', '(u32)draft & 30);', ORACLE),
     # Elements that a forbidden pair made NaN are kept.
-    ('sm=90 case=sinks_nan cases serving_cases/cuda', 'serving_sm90.cu', '    if (!__any_sync(0xffffffffu, bad & 15))', '    if (true)', ORACLE + '|NaN|nan|pattern'),
+    ('sm=90 case=sinks_nan cases serving_cases/cuda', 'results_serving_sm90.cuh', '    if (!__any_sync(0xffffffffu, bad & 15))', '    if (true)', ORACLE + '|NaN|nan|pattern'),
     # Rows of a group read the queries of its first sequence.
     ('case=gather_tree cases serving_cases/cuda', 'serving_sm80.cu', 'base = rows_of_q(a, sequence_of(a, t, t.row + row));', 'base = rows_of_q(a, t);', ORACLE),
     # A sequence has the partial results of the one whose items have the parts that it shares.
