@@ -96,12 +96,6 @@ struct row_states {
     }
 };
 
-/* Wide values: whether they are a part of K. */
-__device__ __forceinline__ bool v_is_of_k(const attune_cuda_arguments &a)
-{
-    return a.v.address == a.k.address && a.v.batch == a.k.batch && a.v.head == a.k.head && a.v.row == a.k.row;
-}
-
 /* The threads that compute a tile. */
 struct consumers {
     static constexpr int COUNT = sm90::CONSUMERS;

@@ -319,7 +319,7 @@ __device__ __forceinline__ void load_keys(in_flight &f, control &c, u32 memory, 
     tile_key key = {0, 0, 0}, key_of_v = key;
     int kv = here.kv, end = here.end;
     pipeline_state v = k;
-    bool loads_v = !sm90::WIDE || !v_is_of_k(a);
+    bool loads_v = !sm90::WIDE || !v_begins_with_k(a);
     begin_key(next, table, s, kv);
     for (bool first = true;; kv += BLOCK_N, first = false) {
         if (kv < end) {

@@ -19,6 +19,12 @@ __device__ __forceinline__ bool find_tile(tile &t, const attune_cuda_arguments &
         return find_rows(t, a, s, index);
 }
 
+/* Whether V is a part of K, whose rows begin where V's do. */
+__device__ __forceinline__ bool v_begins_with_k(const attune_cuda_arguments &a)
+{
+    return a.v.address == a.k.address && a.v.batch == a.k.batch && a.v.head == a.k.head && a.v.row == a.k.row;
+}
+
 /* The interval of keys that a row may see. */
 struct range {
     int low, high;

@@ -45,7 +45,7 @@ static_assert(!V_IN_K || V_OF_K, "V fits in the place of K");
 
 __device__ __forceinline__ bool v_is_of_k(const attune_cuda_arguments &a)
 {
-    return V_OF_K && a.v.address == a.k.address && a.v.batch == a.k.batch && a.v.head == a.k.head && a.v.row == a.k.row;
+    return V_OF_K && v_begins_with_k(a);
 }
 
 /* With several stages tiles that all rows see need no mask. */

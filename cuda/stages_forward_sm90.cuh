@@ -34,17 +34,55 @@ __device__ __forceinline__ void ping_pong_arrive(int group)
  * same: ptxas orders the descriptors' instructions otherwise in other tiles. */
 
 /* 3: S = Q K^T; issued, not waited for. */
-__device__ __forceinline__ void multiply_qk(float (&s)[BLOCK_N / 2], u64 q, u64 k)
+template <int COUNT> __device__ __forceinline__ void multiply_qk(float (&s)[COUNT], u64 q, u64 k)
 {
     constexpr int FOURS = sm90::STEPS_D % 4 ? 0 : sm90::STEPS_D;
 #pragma unroll
     for (int step = 0; step < FOURS; step += 4)
-        wgmma<BLOCK_N>::ss4(s, q + step / 4 * sm90::Q_SLAB / 16, k + step / 4 * sm90::KV_SLAB / 16, step);
+        wgmma<COUNT * 2>::ss4(s, q + step / 4 * sm90::Q_SLAB / 16, k + step / 4 * sm90::KV_SLAB / 16, step);
 #pragma unroll
     for (int step = FOURS; step < sm90::STEPS_D; step++)
-        wgmma<BLOCK_N>::ss(s, q + (step / 4 * sm90::Q_SLAB + step % 4 * 32) / 16,
-                           k + (step / 4 * sm90::KV_SLAB + step % 4 * 32) / 16, step);
+        wgmma<COUNT * 2>::ss(s, q + (step / 4 * sm90::Q_SLAB + step % 4 * 32) / 16,
+                             k + (step / 4 * sm90::KV_SLAB + step % 4 * 32) / 16, step);
     wgmma_commit();
+}
+
+/* The largest of `most` and of a row's scores in all of its threads. half: which of the thread's rows. */
+template <int COUNT> __device__ __forceinline__ float largest_of_row(const float (&s)[COUNT], int half, float most)
+{
+#pragma unroll
+    for (int n = 0; n < COUNT / 4; n++)
+        most = fmaxf(most, fmaxf(s[n * 4 + half * 2], s[n * 4 + half * 2 + 1]));
+    most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
+    return fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+}
+
+/* A row's scores become weights beside its maximum `most`, which takes row_max's place. */
+template <int COUNT>
+__device__ __forceinline__ void weigh_row(float (&s)[COUNT], int half, float most, float &row_max, float &row_sum,
+                                          float &alpha, float factor)
+{
+    float base = base_of(most), shift = base * factor;
+    alpha = exp2_fast((row_max - base) * factor);
+    row_max = most;
+    if (SCORES_MAY_BE_LARGE && __any_sync(0xffffffffu, fabsf(shift) >= LARGE_SCORE)) {
+#pragma unroll
+        for (int n = 0; n < COUNT / 4; n++) {
+            s[n * 4 + half * 2] -= base;
+            s[n * 4 + half * 2 + 1] -= base;
+        }
+        shift = 0.0f;
+    }
+    float even = row_sum * alpha, odd = 0.0f;
+#pragma unroll
+    for (int n = 0; n < COUNT / 4; n++) {
+        float &x = s[n * 4 + half * 2], &y = s[n * 4 + half * 2 + 1];
+        x = exp2_fast(__fmaf_rn(x, factor, -shift));
+        y = exp2_fast(__fmaf_rn(y, factor, -shift));
+        even += x;
+        odd += y;
+    }
+    row_sum = even + odd;
 }
 
 /* 5: online softmax: S becomes P. row_sum is the sum over the thread's own columns. alpha: the rescale factors. */
@@ -53,33 +91,8 @@ __device__ __forceinline__ void softmax(float (&s)[BLOCK_N / 2], float (&row_max
 {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        float largest = row_max[half];
-#pragma unroll
-        for (int n = 0; n < BLOCK_N / 8; n++)
-            largest = fmaxf(largest, fmaxf(s[n * 4 + half * 2], s[n * 4 + half * 2 + 1]));
-        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-        float base = base_of(largest), shift = base * factor;
-        alpha[half] = exp2_fast((row_max[half] - base) * factor);
-        row_max[half] = largest;
-        if (SCORES_MAY_BE_LARGE && __any_sync(0xffffffffu, fabsf(shift) >= LARGE_SCORE)) {
-#pragma unroll
-            for (int n = 0; n < BLOCK_N / 8; n++) {
-                s[n * 4 + half * 2] -= base;
-                s[n * 4 + half * 2 + 1] -= base;
-            }
-            shift = 0.0f;
-        }
-        float even = row_sum[half] * alpha[half], odd = 0.0f;
-#pragma unroll
-        for (int n = 0; n < BLOCK_N / 8; n++) {
-            float &x = s[n * 4 + half * 2], &y = s[n * 4 + half * 2 + 1];
-            x = exp2_fast(__fmaf_rn(x, factor, -shift));
-            y = exp2_fast(__fmaf_rn(y, factor, -shift));
-            even += x;
-            odd += y;
-        }
-        row_sum[half] = even + odd;
+        float largest = largest_of_row(s, half, row_max[half]);
+        weigh_row(s, half, largest, row_max[half], row_sum[half], alpha[half], factor);
     }
 }
 

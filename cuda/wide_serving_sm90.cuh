@@ -10,15 +10,6 @@
 
 #include "scores_serving_sm90.cuh"
 
-/* 3: S = Q K^T of the warp group's keys; issued, not waited for. */
-__device__ __forceinline__ void multiply_qk_wide(float (&s)[sm90::KEYS / 2], u64 q, u64 k)
-{
-#pragma unroll
-    for (int step = 0; step < sm90::STEPS_D; step += 4)
-        wgmma<sm90::KEYS>::ss4(s, q + step / 4 * sm90::Q_SLAB / 16, k + step / 4 * sm90::KV_SLAB / 16, step);
-    wgmma_commit();
-}
-
 /* 6: O += P V of the warp group's columns, and all keys; issued, not waited for. */
 __device__ __forceinline__ void multiply_pv_wide(float (&o)[sm90::WIDTH_DV / 2], u64 p, u64 v)
 {
@@ -28,18 +19,24 @@ __device__ __forceinline__ void multiply_pv_wide(float (&o)[sm90::WIDTH_DV / 2],
     wgmma_commit();
 }
 
-/* The descriptor of Q, found again for each tile of keys: those of all steps of a product would be kept in registers
- * otherwise. */
-__device__ __forceinline__ u64 describe_q(u32 memory)
+/* The first of the thread's two rows in the tile. */
+__device__ __forceinline__ u32 row_in_tile()
 {
-    return describe_k_major((u32)uniform((int)memory));
+    return (u32)(thread_index_remat() % 128 / 32 * 16 + thread_index_remat() % 32 / 4);
+}
+
+/* The descriptor of Q or P, found again for each tile of keys: those of all steps of a product would be kept in
+ * registers otherwise. */
+__device__ __forceinline__ u64 describe_again(u32 at)
+{
+    return describe_k_major((u32)uniform((int)at));
 }
 
 /* The other warp group's value for each of the thread's rows, of which the lanes of a row give one. which: 0 for maxima
  * and 1 for sums, whose places are read while the other warp group may be at the next maxima. */
 __device__ __forceinline__ void exchange_rows(float (&x)[2], u32 memory, int group, int which)
 {
-    u32 row = (u32)(thread_index_remat() % 128 / 32 * 16 + thread_index_remat() % 32 / 4);
+    u32 row = row_in_tile();
     u32 places = memory + sm90::MAXIMA_OFFSET + (u32)which * (2 * BLOCK_M * 4) + row * 4;
 #pragma unroll
     for (int half = 0; half < 2; half++)
@@ -61,52 +58,22 @@ __device__ __forceinline__ void softmax_wide(float (&s)[sm90::KEYS / 2], float (
 {
     float largest[2], other[2];
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        float &x = largest[half];
-        x = -ATTUNE_INF;
-#pragma unroll
-        for (int n = 0; n < sm90::KEYS / 8; n++)
-            x = fmaxf(x, fmaxf(s[n * 4 + half * 2], s[n * 4 + half * 2 + 1]));
-        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
-        x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
-        other[half] = x;
-    }
+    for (int half = 0; half < 2; half++)
+        other[half] = largest[half] = largest_of_row(s, half, -ATTUNE_INF);
     exchange_rows(other, memory, group, 0);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float most = fmaxf(fmaxf(largest[half], other[half]), row_max[half]);
         bool raised = exact || !((most - row_max[half]) * factor <= RESCALE_THRESHOLD_LOG2);
-        most = raised ? most : row_max[half];
-        float base = base_of(most), shift = base * factor;
-        alpha[half] = exp2_fast((row_max[half] - base) * factor);
-        row_max[half] = most;
-        if (SCORES_MAY_BE_LARGE && __any_sync(0xffffffffu, fabsf(shift) >= LARGE_SCORE)) {
-#pragma unroll
-            for (int n = 0; n < sm90::KEYS / 8; n++) {
-                s[n * 4 + half * 2] -= base;
-                s[n * 4 + half * 2 + 1] -= base;
-            }
-            shift = 0.0f;
-        }
-        float even = row_sum[half] * alpha[half], odd = 0.0f;
-#pragma unroll
-        for (int n = 0; n < sm90::KEYS / 8; n++) {
-            float &x = s[n * 4 + half * 2], &y = s[n * 4 + half * 2 + 1];
-            x = exp2_fast(__fmaf_rn(x, factor, -shift));
-            y = exp2_fast(__fmaf_rn(y, factor, -shift));
-            even += x;
-            odd += y;
-        }
-        row_sum[half] = even + odd;
+        weigh_row(s, half, raised ? most : row_max[half], row_max[half], row_sum[half], alpha[half], factor);
     }
 }
 
 /* P of the warp group's keys in 16 bits, for the products of both. */
 __device__ __forceinline__ void share_p(const float (&s)[sm90::KEYS / 2], u32 memory, int group)
 {
-    int lane = thread_index_remat() % 32;
-    u32 row = (u32)(thread_index_remat() % 128 / 32 * 16 + lane / 4);
-    u32 to = memory + sm90::P_OFFSET + row * 128 + (u32)lane % 4 * 4;
+    u32 row = row_in_tile();
+    u32 to = memory + sm90::P_OFFSET + row * 128 + (u32)(thread_index_remat() % 4) * 4;
 #pragma unroll
     for (int half = 0; half < 2; half++)
 #pragma unroll
@@ -125,20 +92,20 @@ __device__ __forceinline__ void compute_wide(float (&o)[sm90::WIDTH_DV / 2], flo
                                              pipeline_state &k, float factor)
 {
     const tile &t = here.of;
-    bool replaces = !v_is_of_k(a); /* V takes the place of K */
+    bool replaces = !v_begins_with_k(a); /* V takes the place of K */
     /* 1: wait for Q */
     consumer_wait<&control::q>(c, r.q());
 #pragma unroll 1
     for (; kv < end; kv += BLOCK_N) {
         float x[sm90::KEYS / 2], alpha[2];
         key_bits there;
-        u64 q_tile = describe_q(memory), k_tile = describe_k(memory, k) + (u64)(group * sm90::KEYS * 128 / 16);
+        u64 q_tile = describe_again(memory), k_tile = describe_k(memory, k) + (u64)(group * sm90::KEYS * 128 / 16);
         u64 v_tile = describe_v(memory, k);
         /* 2: wait for K */
         consumer_wait<&control::k>(c, k);
         wgmma_fence();
         /* 3: S = Q K^T */
-        multiply_qk_wide(x, q_tile, k_tile);
+        multiply_qk(x, q_tile, k_tile);
         load_there(there, c, k.stage, group * sm90::KEYS);
         wgmma_wait<0>();
         accumulators_done(x);
@@ -156,7 +123,7 @@ __device__ __forceinline__ void compute_wide(float (&o)[sm90::WIDTH_DV / 2], flo
             consumer_wait<&control::v>(c, k);
         wgmma_fence();
         /* 6: O += P V */
-        multiply_pv_wide(o, describe_k_major((u32)uniform((int)(memory + sm90::P_OFFSET))), v_tile);
+        multiply_pv_wide(o, describe_again(memory + sm90::P_OFFSET), v_tile);
         wgmma_wait<0>();
         accumulators_done(o);
         consumer_release<&control::k>(c, k);
