@@ -8,6 +8,9 @@
 #define PAGE      16 /* keys, where a workload does not say */
 #define NO_WINDOW 0x3fffffff
 
+/* Latent attention after absorption; the scale is that of the 192 columns before. */
+#define LATENT_HEADS .kv_heads = 1, .head_dim = 576, .head_dim_v = 512, .scale = 0.0721687836487032, .v_in_k = true
+
 static const serving_workload workloads[] = {
     {.name = "serve_llama_8b",
      .description = "decode of 16 sequences of 8192 keys; Llama 3.1 8B, 32 query and 8 kv heads of 128 "
@@ -96,38 +99,22 @@ static const serving_workload workloads[] = {
      .description = "decode of 128 sequences of 4096 keys, latent attention after absorption: 128 heads of 576 on one, "
                     "whose first 512 columns are v; DeepSeek V3 (deepseek-ai/DeepSeek-V3, config.json)",
      .heads = 128,
-     .kv_heads = 1,
-     .head_dim = 576,
-     .head_dim_v = 512,
-     .scale = 0.0721687836487032, /* of the 192 before absorption */
-     .v_in_k = true,
+     LATENT_HEADS,
      .groups = {{128, 1, 4096, 4096}}},
     {.name = "serve_deepseek_16",
      .description = "as serve_deepseek, 16 heads: one of eight devices that divide them",
      .heads = 16,
-     .kv_heads = 1,
-     .head_dim = 576,
-     .head_dim_v = 512,
-     .scale = 0.0721687836487032,
-     .v_in_k = true,
+     LATENT_HEADS,
      .groups = {{128, 1, 4096, 4096}}},
     {.name = "serve_deepseek_few",
      .description = "as serve_deepseek, 4 sequences of 32768 keys",
      .heads = 128,
-     .kv_heads = 1,
-     .head_dim = 576,
-     .head_dim_v = 512,
-     .scale = 0.0721687836487032,
-     .v_in_k = true,
+     LATENT_HEADS,
      .groups = {{4, 1, 32768, 32768}}},
     {.name = "serve_deepseek_chunk",
      .description = "as serve_deepseek, a chunk of 1024 rows of a prompt of 8192",
      .heads = 128,
-     .kv_heads = 1,
-     .head_dim = 576,
-     .head_dim_v = 512,
-     .scale = 0.0721687836487032,
-     .v_in_k = true,
+     LATENT_HEADS,
      .groups = {{1, 1024, 8192, 8192}}},
     {.name = "serve_mix",
      .description = "124 sequences that are decoded, of 128 to 8192 keys, and chunks of 512 rows of 4 prompts; Llama "
