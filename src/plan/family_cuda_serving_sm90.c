@@ -102,7 +102,8 @@ static const char *reject_automatic(const attune__search *search)
         return "no device has run it for other values of more than 256 columns than of 512: ask for it by name";
     /* With wide values tiles of 16 rows take longer than their loads. */
     const int64_t rows = s->q_len * (s->heads / s->kv_heads);
-    return rows < FEW_ROWS + !is_wide(s) ? "calls of few rows are bound by memory" : NULL;
+    const int64_t few = is_wide(s) ? FEW_ROWS - 1 : FEW_ROWS;
+    return rows <= few ? "calls of few rows are bound by memory" : NULL;
 }
 
 static void clamp(const attune__search *search, attune__tile *tile)
