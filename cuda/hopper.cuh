@@ -31,16 +31,22 @@ __device__ __forceinline__ void warp_arrive(u64 *barrier)
     lane_arrive(barrier);
 }
 
-/* wgmma's descriptors of operands in shared memory with the 128-byte swizzle. K-major: groups of 8 rows are 1024 bytes
- * apart. N-major: groups of 8 keys are 1024 bytes apart, slabs of 64 columns `slab` bytes. */
-__device__ __forceinline__ u64 describe_k_major(u32 address)
+/* wgmma's descriptors of operands in shared memory with the 128-byte swizzle. K-major: groups of 8 rows are `rows`
+ * bytes apart. N-major: groups of 8 keys are `keys` bytes apart, slabs of 64 columns `slab` bytes. */
+__device__ __forceinline__ u64 describe_k_major(u32 address, u32 rows = 1024)
 {
-    return 1ull << 62 | (u64)(1024 >> 4) << 32 | 1ull << 16 | (address >> 4 & 0x3fff);
+    return 1ull << 62 | (u64)(rows >> 4) << 32 | 1ull << 16 | (address >> 4 & 0x3fff);
 }
 
-__device__ __forceinline__ u64 describe_n_major(u32 address, u32 slab)
+__device__ __forceinline__ u64 describe_n_major(u32 address, u32 slab, u32 keys = 1024)
 {
-    return 1ull << 62 | (u64)(1024 >> 4) << 32 | (u64)(slab >> 4) << 16 | (address >> 4 & 0x3fff);
+    return 1ull << 62 | (u64)(keys >> 4) << 32 | (u64)(slab >> 4) << 16 | (address >> 4 & 0x3fff);
+}
+
+/* Where row `row` of an operand's slab is, whose groups of 8 rows are EIGHT bytes apart. */
+template <u32 EIGHT, typename integer> __device__ __forceinline__ integer row_offset(integer row)
+{
+    return EIGHT == 1024 ? row * 128 : row / 8 * (integer)EIGHT + row % 8 * 128;
 }
 
 /*

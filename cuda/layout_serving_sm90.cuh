@@ -8,11 +8,10 @@
 #include "serving_tile.cuh"
 
 struct serving_config {
-    /* Wide values: both consumer warp groups have the same 64 rows, of which each computes S for half of the keys of a
-     * tile, and half of O's columns. */
+    /* Wide values: both consumer warp groups have the same 64 rows, and half of O's columns each. */
     static constexpr bool WIDE = attune_cuda_serving_sm90_wide(HEAD_DIM_V);
     static constexpr int GROUPS = WIDE ? 2 : BLOCK_M / 64; /* consumer warp groups */
-    static constexpr int KEYS = WIDE ? BLOCK_N / 2 : BLOCK_N, COLUMNS = WIDE ? HEAD_DIM_V / 2 : HEAD_DIM_V;
+    static constexpr int COLUMNS = WIDE ? HEAD_DIM_V / 2 : HEAD_DIM_V;
     static constexpr int STEPS_D = (HEAD_DIM + 15) / 16, WIDTH_DV = round_up(COLUMNS, 16);
     /* Consumers issue their products in turn, so that one's run under the other's softmax. */
     static constexpr bool PING_PONG = GROUPS > 1 && !WIDE && HEAD_DIM_V <= 128;
@@ -30,7 +29,10 @@ struct serving_config {
 
     /* Shared memory (layout_sm90.h). */
     static constexpr attune_cuda_serving_sm90_layout LAYOUT = attune_cuda_serving_sm90(TILE);
-    static constexpr u32 Q_SLAB = BLOCK_M * 128, KV_SLAB = BLOCK_N * 128;
+    static constexpr u32 Q_SLAB = BLOCK_M * 128;
+    /* From a slab of 64 columns of K and V to the next, and from eight keys. Eight keys of wide values have all of
+     * their slabs together, so that TMA loads them at once. */
+    static constexpr u32 KV_SLAB = WIDE ? 1024 : BLOCK_N * 128, KV_KEYS = WIDE ? HEAD_DIM / 64 * 1024 : 1024;
     static constexpr u32 K_STAGE = LAYOUT.k_stage, V_STAGE = LAYOUT.v_stage;
     static constexpr u32 K_OFFSET = LAYOUT.k, V_OFFSET = LAYOUT.v, CONTROL_OFFSET = LAYOUT.control;
     static constexpr u32 P_OFFSET = LAYOUT.p, MAXIMA_OFFSET = LAYOUT.maxima; /* of wide values */
@@ -54,6 +56,9 @@ enum named_barrier {
     BARRIER_PING_PONG = 1, /* to 2: one for each consumer warp group */
     BARRIER_PRODUCERS = 3,
     BARRIER_CONSUMERS = 4,
+    /* Of wide values, one for each consumer warp group: its P is there, and it has read the other's. */
+    BARRIER_GIVEN = 5,
+    BARRIER_READ = 7,
 };
 
 /* A tile of rows, the keys of its part, and those that all of its rows see. */

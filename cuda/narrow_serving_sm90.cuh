@@ -19,7 +19,7 @@ __device__ __forceinline__ void compute_narrow(float (&o)[sm90::WIDTH_DV / 2], f
     const tile &t = here.of;
     bool in_turn = uniform(t.row + 64 < t.rows); /* the other warp group has rows too */
     u64 q_tile = describe_k_major(memory + (u32)group * 64 * 128), k_tile = describe_k(memory, k), v_tile;
-    float x[sm90::KEYS / 2], alpha[2];
+    float x[BLOCK_N / 2], alpha[2];
     u32 p[BLOCK_N / 16][4];
     key_bits there;
     /* 1, 2: wait for Q, and for K */

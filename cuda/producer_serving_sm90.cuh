@@ -95,9 +95,10 @@ __device__ __forceinline__ void publish_work(control &c, const pipeline_state &r
 /* ------------------------------------------------------------------------------------------------------------ copies
  */
 
-/* Copies rows of DIM elements, of which each lane has the place of one: bytes after `from`. first: the first one's
- * number in the tile. there: a bit for each that is not zeros. */
-template <int ROWS, int DIM, u32 SLAB, bool ALIGNED>
+/* Copies rows of DIM elements, of which each lane has the place of one: bytes after `from`. SLAB and EIGHT: bytes from
+ * a slab to the next, and from eight rows. first: the first one's number in the tile. there: a bit for each that is not
+ * zeros. */
+template <int ROWS, int DIM, u32 SLAB, u32 EIGHT, bool ALIGNED>
 __device__ __forceinline__ void copy_rows(u32 to, int first, const byte *from, i64 place, u32 there)
 {
     constexpr int CHUNKS = round_up(DIM, 16) / PER_CHUNK, LANES = 8;
@@ -110,7 +111,7 @@ __device__ __forceinline__ void copy_rows(u32 to, int first, const byte *from, i
             high = __shfl_sync(0xffffffffu, (u32)((u64)place >> 32), r);
         bool valid = there >> r & 1;
         const byte *source = from + (valid ? (i64)((u64)high << 32 | low) : 0);
-        u32 target = to + (u32)(row * 128 + (chunk ^ (row & 7)) * 16);
+        u32 target = to + (u32)(row_offset<EIGHT>(row) + (chunk ^ (row & 7)) * 16);
 #pragma unroll(ALIGNED ? CHUNKS : 1)
         for (int j = 0; j < CHUNKS; j += LANES)
             if (CHUNKS % LANES == 0 || chunk + j < CHUNKS)
@@ -155,15 +156,15 @@ __device__ __forceinline__ void commit_all(in_flight &f)
 }
 
 /* Begins to copy a warp's rows of a stage. */
-template <auto PIPELINE, int ROWS, int DIM, u32 SLAB>
+template <auto PIPELINE, int ROWS, int DIM, u32 SLAB, u32 EIGHT>
 __device__ __forceinline__ void copy_stage(in_flight &f, control &c, u32 stage, u32 to, const byte *from, i64 place,
                                            u32 there, bool aligned)
 {
     int first = thread_index_remat() / 32 * ROWS;
     if (aligned)
-        copy_rows<ROWS, DIM, SLAB, true>(to, first, from, place, there);
+        copy_rows<ROWS, DIM, SLAB, EIGHT, true>(to, first, from, place, there);
     else
-        copy_rows<ROWS, DIM, SLAB, false>(to, first, from, place, there);
+        copy_rows<ROWS, DIM, SLAB, EIGHT, false>(to, first, from, place, there);
     push(f, &(c.*PIPELINE).full[stage]);
 }
 
@@ -178,8 +179,8 @@ __device__ __forceinline__ void load_q(in_flight &f, control &c, u32 q, row_stat
     i64 place = (at.h * a.q.head + at.q * a.q.row) * (i64)sizeof(element);
     u32 there = __ballot_sync(0xffffffffu, valid);
     producer_acquire<&control::q>(c, r.q());
-    copy_stage<&control::q, sm90::WARP_ROWS, HEAD_DIM, sm90::Q_SLAB>(f, c, 0, q, (const byte *)from, place, there,
-                                                                     view_aligned(a.q));
+    copy_stage<&control::q, sm90::WARP_ROWS, HEAD_DIM, sm90::Q_SLAB, 1024>(f, c, 0, q, (const byte *)from, place, there,
+                                                                           view_aligned(a.q));
     r.advance_q();
 }
 
@@ -236,7 +237,7 @@ struct tile_key {
 };
 
 /* The lane's box of the warp's keys with TMA: the lane that has its first key, its place in a stage, and its first
- * column. */
+ * column. A box of wide values has all of them. */
 struct lane_box {
     int source, column;
     u32 place;
@@ -247,9 +248,9 @@ __device__ __forceinline__ lane_box box_of_lane(const attune_cuda_serving &s)
 {
     int lane = thread_index_remat() % 32, boxes = s.box ? sm90::WARP_KEYS / s.box : 1, box = lane % boxes,
         slab = lane / boxes;
-    return {box * s.box, slab * 64,
-            slab * sm90::KV_SLAB + (u32)(thread_index_remat() / 32 * sm90::WARP_KEYS + box * s.box) * 128,
-            slab < (HEAD_DIM + 63) / 64, slab < (HEAD_DIM_V + 63) / 64};
+    u32 first = (u32)(thread_index_remat() / 32 * sm90::WARP_KEYS + box * s.box);
+    return {box * s.box, slab * 64, slab * sm90::KV_SLAB + row_offset<sm90::KV_KEYS>(first),
+            slab < (sm90::WIDE ? 1 : (HEAD_DIM + 63) / 64), slab < (sm90::WIDE ? 1 : (HEAD_DIM_V + 63) / 64)};
 }
 
 /* TMA loads the warp's keys of a stage, all of which are there. */
@@ -264,8 +265,12 @@ __device__ __forceinline__ void load_boxes(in_flight &f, control &c, u32 stage, 
     else if (lane < ARRIVALS)
         barrier_arrive(full);
     __syncwarp();
-    if (loads)
-        tensor_load(to + mine.place, map, full, mine.column, box.row, h_kv, box.page);
+    if (loads) {
+        if constexpr (sm90::WIDE)
+            tensor_load_slabs(to + mine.place, map, full, box.row, h_kv, box.page);
+        else
+            tensor_load(to + mine.place, map, full, mine.column, box.row, h_kv, box.page);
+    }
     if (f.left > 0)
         push(f, nullptr);
 }
@@ -279,7 +284,7 @@ __device__ __forceinline__ void load_stage(in_flight &f, control &c, u32 stage, 
     if (boxed)
         load_boxes<PIPELINE, DIM>(f, c, stage, to, map, key, h_kv, mine, loads);
     else
-        copy_stage<PIPELINE, sm90::WARP_KEYS, DIM, sm90::KV_SLAB>(
+        copy_stage<PIPELINE, sm90::WARP_KEYS, DIM, sm90::KV_SLAB, sm90::KV_KEYS>(
             f, c, stage, to, cached_head<config::DTYPE>(view, t),
             row_at(view, make_int2(key.page, key.row)) * (i64)sizeof(element), key.there, view_aligned(view));
 }

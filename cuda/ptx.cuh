@@ -591,6 +591,15 @@ __device__ __forceinline__ void tensor_load(u32 to, const tensor_map *map, u64 *
                  : "memory");
 }
 
+/* The same of all slabs of 64 columns of rows, which are a dimension of the map. */
+__device__ __forceinline__ void tensor_load_slabs(u32 to, const tensor_map *map, u64 *barrier, int row, int h, int b)
+{
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
+                 "[%1, {0, %3, 0, %4, %5}], [%2];" ::"r"(to),
+                 "l"(map), "r"(shared_address(barrier)), "r"(row), "r"(h), "r"(b)
+                 : "memory");
+}
+
 /* The same by a pair of CTAs: the bytes count at the barrier of that of rank 0. */
 __device__ __forceinline__ void tensor_load_pair(u32 to, const tensor_map *map, u64 *barrier, int column, int row,
                                                  int h, int b)

@@ -25,7 +25,7 @@ __device__ __forceinline__ void remove_unseen(key_bits &keys, const attune_cuda_
     const u32 *words =
         (const u32 *)s.tree.address + t.batch * s.tree.stride[0] + (t.row0 + min(at.q, t.q_len - 1)) * s.tree.stride[1];
 #pragma unroll
-    for (int i = 0; i < sm90::KEYS / 32; i++, kv += 32) {
+    for (int i = 0; i < BLOCK_N / 32; i++, kv += 32) {
         if (config::HAVE_MASK_RANGE)
             keys[i] &= first_bits(seen.high - kv) & ~first_bits(seen.low - kv);
         if (config::TREE && s.tree.address) {
@@ -38,7 +38,7 @@ __device__ __forceinline__ void remove_unseen(key_bits &keys, const attune_cuda_
 
 /* The scores of COUNT keys from `kv` on, the first of x; keys: which of them are there, and are seen by the rows. */
 template <int COUNT>
-__device__ __forceinline__ void modify_some(float (&x)[sm90::KEYS / 2], const attune_cuda_arguments &a, const tile &t,
+__device__ __forceinline__ void modify_some(float (&x)[BLOCK_N / 2], const attune_cuda_arguments &a, const tile &t,
                                             int kv, const u32 (&keys)[2][COUNT / 32])
 {
     constexpr bool PAIRS = config::HAVE_MASK_PAIRS && !config::HAVE_MASK_RANGE;
@@ -65,11 +65,11 @@ __device__ __forceinline__ void modify_some(float (&x)[sm90::KEYS / 2], const at
 
 /* 4: the score and mask hook. kv: the first key; there: the keys that are there. inner: all rows see those.
  * Expressions are evaluated for 32 keys at once: those of all leave no registers. */
-__device__ __forceinline__ void modify_scores(float (&x)[sm90::KEYS / 2], const attune_cuda_arguments &a,
+__device__ __forceinline__ void modify_scores(float (&x)[BLOCK_N / 2], const attune_cuda_arguments &a,
                                               const attune_cuda_serving &s, const tile &t, int kv,
                                               const key_bits &there, bool inner)
 {
-    constexpr int WORDS = sm90::KEYS / 32;
+    constexpr int WORDS = BLOCK_N / 32;
     u32 keys[2][WORDS];
     bool all = inner;
 #pragma unroll
@@ -77,7 +77,7 @@ __device__ __forceinline__ void modify_scores(float (&x)[sm90::KEYS / 2], const 
         all = all && there[i] == ~0u;
     if (!HAVE_SCORE && a.scale <= 0.0f)
 #pragma unroll
-        for (int i = 0; i < sm90::KEYS / 2; i++)
+        for (int i = 0; i < BLOCK_N / 2; i++)
             x[i] *= fold_sign(a.scale);
     if (!HAVE_SCORE && all)
         return;
@@ -100,14 +100,14 @@ __device__ __forceinline__ void modify_scores(float (&x)[sm90::KEYS / 2], const 
             for (int i = 0; i < 16; i++)
                 done[i] = x[i];
 #pragma unroll
-            for (int i = 0; i < sm90::KEYS / 2; i++)
-                x[i] = i + 16 < sm90::KEYS / 2 ? x[i + 16] : done[i + 16 - sm90::KEYS / 2];
+            for (int i = 0; i < BLOCK_N / 2; i++)
+                x[i] = i + 16 < BLOCK_N / 2 ? x[i + 16] : done[i + 16 - BLOCK_N / 2];
 #pragma unroll
             for (int i = 0; i + 1 < WORDS; i++)
                 keys[0][i] = keys[0][i + 1], keys[1][i] = keys[1][i + 1];
         }
     } else
-        modify_some<sm90::KEYS>(x, a, t, kv, keys);
+        modify_some<BLOCK_N>(x, a, t, kv, keys);
 }
 
 #endif

@@ -47,14 +47,26 @@ template <int COUNT> __device__ __forceinline__ void multiply_qk(float (&s)[COUN
     wgmma_commit();
 }
 
-/* The largest of `most` and of a row's scores in all of its threads. half: which of the thread's rows. */
-template <int COUNT> __device__ __forceinline__ float largest_of_row(const float (&s)[COUNT], int half, float most)
+/* The largest of `most` and of a row's scores in this thread. half: which of the thread's rows. */
+template <int COUNT> __device__ __forceinline__ float largest_of_thread(const float (&s)[COUNT], int half, float most)
 {
 #pragma unroll
     for (int n = 0; n < COUNT / 4; n++)
         most = fmaxf(most, fmaxf(s[n * 4 + half * 2], s[n * 4 + half * 2 + 1]));
+    return most;
+}
+
+/* The largest of a row's threads. */
+__device__ __forceinline__ float largest_of_threads(float most)
+{
     most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 1));
     return fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
+}
+
+/* What O and a row's sum are multiplied with where `most` takes the place of row_max. */
+__device__ __forceinline__ float rescale_factor(float row_max, float most, float factor)
+{
+    return exp2_fast((row_max - base_of(most)) * factor);
 }
 
 /* A row's scores become weights beside its maximum `most`, which takes row_max's place. */
@@ -63,7 +75,7 @@ __device__ __forceinline__ void weigh_row(float (&s)[COUNT], int half, float mos
                                           float &alpha, float factor)
 {
     float base = base_of(most), shift = base * factor;
-    alpha = exp2_fast((row_max - base) * factor);
+    alpha = rescale_factor(row_max, most, factor);
     row_max = most;
     if (SCORES_MAY_BE_LARGE && __any_sync(0xffffffffu, fabsf(shift) >= LARGE_SCORE)) {
 #pragma unroll
@@ -91,7 +103,7 @@ __device__ __forceinline__ void softmax(float (&s)[BLOCK_N / 2], float (&row_max
 {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        float largest = largest_of_row(s, half, row_max[half]);
+        float largest = largest_of_threads(largest_of_thread(s, half, row_max[half]));
         weigh_row(s, half, largest, row_max[half], row_sum[half], alpha[half], factor);
     }
 }
@@ -157,16 +169,17 @@ __device__ __forceinline__ void rescale(float (&o)[sm90::WIDTH_DV / 2], const fl
         o[i] *= alpha[i / 2 % 2];
 }
 
-/* 6: O += P V; issued, not waited for. */
+/* 6: O += P V; issued, not waited for. KEYS: bytes from eight keys to the next. */
+template <u32 KEYS = 1024>
 __device__ __forceinline__ void multiply_pv(float (&o)[sm90::WIDTH_DV / 2], const u32 (&p)[BLOCK_N / 16][4], u64 v)
 {
-    constexpr int FOURS = sm90::WIDTH_DV < 128 ? 0 : BLOCK_N / 64 * 4;
+    constexpr int FOURS = sm90::WIDTH_DV < 128 || KEYS != 1024 ? 0 : BLOCK_N / 64 * 4;
 #pragma unroll
     for (int step = 0; step < FOURS; step += 4)
         wgmma<sm90::WIDTH_DV>::rs4(o, p + step, v + step * (16 * 128 / 16));
 #pragma unroll
     for (int step = FOURS; step < BLOCK_N / 16; step++)
-        wgmma<sm90::WIDTH_DV>::rs(o, p[step], v + step * (16 * 128 / 16));
+        wgmma<sm90::WIDTH_DV>::rs(o, p[step], v + step * (2 * KEYS / 16));
     wgmma_commit();
 }
 

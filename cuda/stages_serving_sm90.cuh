@@ -20,15 +20,14 @@ __device__ __forceinline__ int first_column()
     return sm90::WIDE ? (thread_index_remat() - sm90::PRODUCERS) / 128 * sm90::COLUMNS : 0;
 }
 
-/* A bit for each key of a tile that the warp group has scores of. */
-typedef u32 key_bits[sm90::KEYS / 32];
+/* A bit for each key of a tile. */
+typedef u32 key_bits[BLOCK_N / 32];
 
-/* first: of the warp group's keys in the tile. */
-__device__ __forceinline__ void load_there(key_bits &there, const control &c, u32 stage, int first = 0)
+__device__ __forceinline__ void load_there(key_bits &there, const control &c, u32 stage)
 {
 #pragma unroll
-    for (int i = 0; i < sm90::KEYS / 32; i++)
-        there[i] = c.there[stage][first / 32 + i];
+    for (int i = 0; i < BLOCK_N / 32; i++)
+        there[i] = c.there[stage][i];
 }
 
 /* Whether all rows of the tile see the keys of one that are there. */
@@ -41,14 +40,14 @@ __device__ __forceinline__ bool sees_all(const work &here, int kv)
  * each product otherwise. */
 __device__ __forceinline__ u64 describe_k(u32 memory, const pipeline_state &k)
 {
-    return describe_k_major(memory + sm90::K_OFFSET + (u32)uniform((int)k.stage) * sm90::K_STAGE);
+    return describe_k_major(memory + sm90::K_OFFSET + (u32)uniform((int)k.stage) * sm90::K_STAGE, sm90::KV_KEYS);
 }
 
 __device__ __forceinline__ u64 describe_v(u32 memory, const pipeline_state &v)
 {
     u32 slabs = sm90::WIDE ? (u32)uniform(first_column()) / 64 * sm90::KV_SLAB : 0;
-    return describe_n_major(memory + sm90::V_OFFSET + slabs + (u32)uniform((int)v.stage) * sm90::V_STAGE,
-                            sm90::KV_SLAB);
+    return describe_n_major(memory + sm90::V_OFFSET + slabs + (u32)uniform((int)v.stage) * sm90::V_STAGE, sm90::KV_SLAB,
+                            sm90::KV_KEYS);
 }
 
 #endif

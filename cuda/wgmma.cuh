@@ -137,11 +137,11 @@
 
 template <int N> struct wgmma;
 
-/* The forward kernels read the widths that they have alone: each takes the front end half a millisecond. Beside more
- * than 256 columns of O two warp groups divide these and the keys. */
+/* The forward kernels read the widths that they have alone: each takes the front end half a millisecond. Two warp
+ * groups divide more than 256 columns of O. */
 #ifdef WGMMA_FORWARD
 #define WGMMA_SHARE   (ATTUNE_HEAD_DIM_V > 256 ? 2 : 1)
-#define WGMMA_USES(n) (ATTUNE_BLOCK_N / WGMMA_SHARE == (n) || (ATTUNE_HEAD_DIM_V / WGMMA_SHARE + 15) / 16 * 16 == (n))
+#define WGMMA_USES(n) (ATTUNE_BLOCK_N == (n) || (ATTUNE_HEAD_DIM_V / WGMMA_SHARE + 15) / 16 * 16 == (n))
 #else
 #define WGMMA_USES(n) 1
 #endif

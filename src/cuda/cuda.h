@@ -198,10 +198,16 @@ attune_cuda_array attune__cuda_array_of(const attune_tensor *tensor);
 /* The cache and the batch of a call, without a schedule. */
 attune_cuda_serving attune__cuda_serving_of(const attune__forward *call);
 
-/* Encodes a tensor map with boxes of 64 columns and `rows` rows; `repeats`: a batch of 1 is shared by all batches.
- * False where TMA cannot read the tensor. Needs the current context. */
+/*
+ * Encodes a tensor map with boxes of 64 columns and `rows` rows; `repeats`: a batch of 1 is shared by all batches,
+ * whose coordinate is 0 then. False where TMA cannot read the tensor: addresses and strides must be multiples of 16
+ * bytes. A batch of 1 has no stride. Needs the current context.
+ */
 bool attune__cuda_encode(const attune__cuda_driver *driver, const attune_tensor *tensor, uint32_t rows, bool repeats,
                          attune__cu_tensor_map *map);
+/* The same, with boxes of all columns, in slabs of 64: those of a multiple of 64. The third dimension is the slab. */
+bool attune__cuda_encode_slabs(const attune__cuda_driver *driver, const attune_tensor *tensor, uint32_t rows,
+                               attune__cu_tensor_map *map);
 
 #define ATTUNE__CUDA_MOST_BLOCKS INT32_MAX /* limit of a grid's first dimension */
 

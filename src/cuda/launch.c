@@ -104,32 +104,51 @@ attune_cuda_arguments attune__cuda_arguments_of(const attune__cuda_program *prog
     return arguments;
 }
 
-/*
- * Encodes a tensor map with boxes of 64 columns. False where TMA cannot read the tensor: addresses and strides must be
- * multiples of 16 bytes. A batch of 1 has no stride. Only k and v may have a batch of 1 that all batches share; their
- * kernel's batch coordinate is 0 then.
- */
+/* Of `rank` dimensions; sizes from the innermost on, and strides in bytes of those after it, which are 0 where a
+ * dimension of size 1 needs none. */
+static bool encode(const attune__cuda_driver *driver, const attune_tensor *tensor, uint32_t rank, const uint64_t *sizes,
+                   const uint64_t *strides, const uint32_t *box, attune__cu_tensor_map *map)
+{
+    static const uint32_t every[5] = {1, 1, 1, 1, 1};
+    const uint64_t address = attune__cuda_view_of(tensor).address;
+    uint64_t steps[4];
+    for (uint32_t i = 0; i + 1 < rank; i++) {
+        steps[i] = sizes[i + 1] == 1 ? 16 : strides[i];
+        if (!steps[i] || steps[i] % 16 || steps[i] >> 40)
+            return false;
+    }
+    return address % 16 == 0 && tensor->stride[3] == 1 &&
+           driver->tensor_map(map, tensor->dtype == ATTUNE_F16 ? CU_TENSOR_MAP_FLOAT16 : CU_TENSOR_MAP_BFLOAT16, rank,
+                              (void *)(uintptr_t)address, sizes, steps, box, every, 0, CU_TENSOR_MAP_SWIZZLE_128B,
+                              CU_TENSOR_MAP_L2_PROMOTION_256B, 0) == CU_SUCCESS;
+}
+
 bool attune__cuda_encode(const attune__cuda_driver *driver, const attune_tensor *tensor, uint32_t rows, bool repeats,
                          attune__cu_tensor_map *map)
 {
     const attune_cuda_view v = attune__cuda_view_of(tensor);
     const uint64_t bytes = attune_dtype_size(tensor->dtype);
-    const uint64_t strides[3] = {(uint64_t)v.row * bytes, (uint64_t)v.head * bytes, (uint64_t)v.batch * bytes};
-    uint64_t sizes[4], steps[3];
+    const uint64_t strides[] = {(uint64_t)v.row * bytes, (uint64_t)v.head * bytes, (uint64_t)v.batch * bytes};
+    const uint32_t box[] = {64, rows, 1, 1};
+    uint64_t sizes[4];
     for (uint32_t i = 0; i < 4; i++)
         sizes[i] = (uint64_t)tensor->size[3 - i];
     if (repeats && !v.batch)
         sizes[3] = 1;
-    for (uint32_t i = 0; i < 3; i++) {
-        steps[i] = sizes[i + 1] == 1 ? 16 : strides[i];
-        if (!steps[i] || steps[i] % 16 || steps[i] >> 40)
-            return false;
-    }
-    const uint32_t box[4] = {64, rows, 1, 1}, every[4] = {1, 1, 1, 1};
-    return v.address % 16 == 0 && tensor->stride[3] == 1 &&
-           driver->tensor_map(map, tensor->dtype == ATTUNE_F16 ? CU_TENSOR_MAP_FLOAT16 : CU_TENSOR_MAP_BFLOAT16, 4,
-                              (void *)(uintptr_t)v.address, sizes, steps, box, every, 0, CU_TENSOR_MAP_SWIZZLE_128B,
-                              CU_TENSOR_MAP_L2_PROMOTION_256B, 0) == CU_SUCCESS;
+    return encode(driver, tensor, 4, sizes, strides, box, map);
+}
+
+bool attune__cuda_encode_slabs(const attune__cuda_driver *driver, const attune_tensor *tensor, uint32_t rows,
+                               attune__cu_tensor_map *map)
+{
+    const attune_cuda_view v = attune__cuda_view_of(tensor);
+    const uint64_t bytes = attune_dtype_size(tensor->dtype), slabs = (uint64_t)tensor->size[3] / 64;
+    const uint64_t sizes[] = {64, (uint64_t)tensor->size[2], slabs, (uint64_t)tensor->size[1],
+                              (uint64_t)tensor->size[0]};
+    const uint64_t strides[] = {(uint64_t)v.row * bytes, 64 * bytes, (uint64_t)v.head * bytes,
+                                (uint64_t)v.batch * bytes};
+    const uint32_t box[] = {64, rows, (uint32_t)slabs, 1, 1};
+    return encode(driver, tensor, 5, sizes, strides, box, map);
 }
 
 static bool encode_all(const attune__cuda_program *program, const attune__forward *call, attune__cu_tensor_map maps[3])

@@ -7,6 +7,7 @@
 #include "base/hash.h"
 #include "cuda/family.h"
 #include "cuda/layout_sm80.h"
+#include "cuda/layout_sm90.h"
 
 attune_status attune__cuda_serving_load(attune__cuda_program *program, const attune__program_desc *desc)
 {
@@ -157,16 +158,21 @@ static attune__cu_result launch_schedule(const attune__cuda_program *program, co
 }
 
 /* The keys of a box, and the tensor maps of K and V. A warp loads a quarter of a tile's keys, as boxes that lie in one
- * page each: of at least 8 keys, which is what the swizzle repeats after. */
+ * page each: of at least 8 keys, which is what the swizzle repeats after. Boxes of wide values are of 8 keys and all
+ * columns. */
 static int encode_boxes(const attune__cuda_program *program, const attune__forward *call,
                         const attune_cuda_serving *serving, attune__cu_tensor_map maps[2])
 {
     const attune__cuda_driver *driver = &attune__cuda_of(program->base.device)->driver;
-    uint32_t box = program->kernel.block_n / 4;
+    const bool wide = attune_cuda_serving_sm90_wide((unsigned)call->v.size[3]);
+    const attune_tensor *tensors[] = {&call->k, &call->v};
+    uint32_t box = wide ? 8 : program->kernel.block_n / 4;
     while (serving->pages.address && box >= 8 && (uint32_t)serving->page % box)
         box /= 2;
-    const bool can = box >= 8 && attune__cuda_encode(driver, &call->k, box, false, &maps[0]) &&
-                     attune__cuda_encode(driver, &call->v, box, false, &maps[1]);
+    bool can = box >= 8;
+    for (int i = 0; can && i < 2; i++)
+        can = wide ? attune__cuda_encode_slabs(driver, tensors[i], box, &maps[i])
+                   : attune__cuda_encode(driver, tensors[i], box, false, &maps[i]);
     return can ? (int)box : 0;
 }
 

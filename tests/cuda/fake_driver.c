@@ -387,10 +387,10 @@ int cuTensorMapEncodeTiled(attune__cu_tensor_map *map, int type, uint32_t rank, 
     (void)interleave;
     (void)l2_promotion;
     (void)fill;
-    if (!fake.depth || (size_t)map % 64 || (size_t)address % 16 || rank != 4 || (type != 6 && type != 9) ||
+    if (!fake.depth || (size_t)map % 64 || (size_t)address % 16 || rank < 4 || rank > 5 || (type != 6 && type != 9) ||
         swizzle != 3)
         return 1;
-    for (int i = 0; i < 4; i++)
+    for (uint32_t i = 0; i < rank; i++)
         if (!sizes[i] || !box[i] || box[i] > 256 || steps[i] != 1 || (i && (strides[i - 1] % 16 || !strides[i - 1])))
             return 1;
     memcpy(map->opaque, sizes, 4 * sizeof *sizes);

@@ -180,7 +180,7 @@ typedef struct bulk_copy {
     mbarrier *barrier;
     const thread *by;
     model_tensor_map map;
-    int at[4];
+    int at[5];
     uint32_t word;
 } bulk_copy;
 
@@ -227,25 +227,24 @@ static void begin(bulk_copy *c, cta *at, uint32_t barrier, void *pc)
 static void load_tile(const bulk_copy *c)
 {
     const model_tensor_map *m = &c->map;
-    for (uint32_t outer = 0; outer < m->box[2] * m->box[3]; outer++)
-        for (uint32_t row = 0; row < m->box[1]; row++) {
-            const int64_t r = (int64_t)c->at[1] + row, h = (int64_t)c->at[2] + outer % m->box[2],
-                          b = (int64_t)c->at[3] + outer / m->box[2];
-            const bool inside = r >= 0 && (uint64_t)r < m->size[1] && h >= 0 && (uint64_t)h < m->size[2] && b >= 0 &&
-                                (uint64_t)b < m->size[3];
-            const unsigned char *from =
-                (const unsigned char *)(uintptr_t)m->address +
-                (inside ? (uint64_t)r * m->stride[0] + (uint64_t)h * m->stride[1] + (uint64_t)b * m->stride[2] : 0);
-            for (uint32_t column = 0; column < m->box[0]; column++) {
-                const int64_t at = (int64_t)c->at[0] + column;
-                const uint32_t dense = c->to + ((outer * m->box[1] + row) * m->box[0] + column) * 2;
-                unsigned char *to = c->to_cta->shared + (dense ^ (dense >> 7 & 7) << 4);
-                if (inside && at >= 0 && (uint64_t)at < m->size[0])
-                    memcpy(to, from + at * 2, 2);
-                else
-                    memset(to, 0, 2);
-            }
+    for (uint32_t row = 0; row < c->bytes / (m->box[0] * 2); row++) {
+        const unsigned char *from = (const unsigned char *)(uintptr_t)m->address;
+        bool inside = true;
+        for (uint32_t i = 1, rest = row; i < m->rank; rest /= m->box[i++]) {
+            const int64_t at = (int64_t)c->at[i] + rest % m->box[i];
+            inside = inside && at >= 0 && (uint64_t)at < m->size[i];
+            from += inside ? (uint64_t)at * m->stride[i - 1] : 0;
         }
+        for (uint32_t column = 0; column < m->box[0]; column++) {
+            const int64_t at = (int64_t)c->at[0] + column;
+            const uint32_t dense = c->to + (row * m->box[0] + column) * 2;
+            unsigned char *to = c->to_cta->shared + (dense ^ (dense >> 7 & 7) << 4);
+            if (inside && at >= 0 && (uint64_t)at < m->size[0])
+                memcpy(to, from + at * 2, 2);
+            else
+                memset(to, 0, 2);
+        }
+    }
 }
 
 /* The bytes of a row of a tile that are inside the tensor, and their address. 0: none. */
@@ -344,12 +343,14 @@ void model_tensor_load(uint32_t to, const void *map, uint32_t barrier, int barri
     void *pc = __builtin_return_address(0);
     bulk_copy c = {.kind = COPY_TENSOR, .to_cta = model_cta, .to = to};
     memcpy(&c.map, map, sizeof c.map);
-    memcpy(c.at, at, sizeof c.at);
     if (c.map.magic != MODEL_TENSOR_MAP || (uintptr_t)map % 64)
         model_report(pc, "%p is no tensor map", map);
+    memcpy(c.at, at, c.map.rank * sizeof *at);
     if (to % 128)
         model_report(pc, "a tile at byte %u of shared memory, which is no multiple of 128", to);
-    c.bytes = c.map.box[0] * c.map.box[1] * c.map.box[2] * c.map.box[3] * 2;
+    c.bytes = 2;
+    for (uint32_t i = 0; i < c.map.rank; i++)
+        c.bytes *= c.map.box[i];
     model_check_global((const void *)(uintptr_t)c.map.address, 16, false, pc);
     begin(&c, owner_of(barrier_at, "signals a barrier", pc), barrier, pc);
 }
@@ -382,12 +383,12 @@ void model_tensor_store(const void *map, uint32_t from, const int *at)
     thread *me = model_now;
     bulk_copy c = {.kind = STORE_TENSOR, .from_cta = model_cta, .from = from, .by = me};
     memcpy(&c.map, map, sizeof c.map);
-    memcpy(c.at, at, sizeof c.at);
     if (c.map.magic != MODEL_TENSOR_MAP || (uintptr_t)map % 64)
         model_report(pc, "%p is no tensor map", map);
+    memcpy(c.at, at, c.map.rank * sizeof *at);
     if (from % 128)
         model_report(pc, "a tile at byte %u of shared memory, which is no multiple of 128", from);
-    if (c.map.box[2] != 1 || c.map.box[3] != 1)
+    if (c.map.rank != 4 || c.map.box[2] != 1 || c.map.box[3] != 1)
         model_report(pc, "the model stores boxes of one head and batch");
     c.bytes = c.map.box[0] * c.map.box[1] * 2;
     model_shared_bytes(model_cta, from, c.bytes, pc);

@@ -478,25 +478,26 @@ int cuFuncSetAttribute(void *of, int attribute, int value)
     (void)attribute;
     return value <= MODEL_SHARED ? CU_SUCCESS : 1;
 }
-/* Only for the type and layout that attune has: 16-bit elements, four dimensions, the 128-byte swizzle, no gaps, zeros
- * outside. */
+/* Only for the type and layout that attune has: 16-bit elements, four or five dimensions, the 128-byte swizzle, no
+ * gaps, zeros outside. */
 int cuTensorMapEncodeTiled(attune__cu_tensor_map *map, int type, uint32_t rank, void *address, const uint64_t *sizes,
                            const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave,
                            int swizzle, int l2_promotion, int fill)
 {
     (void)l2_promotion;
-    model_tensor_map made = {.magic = MODEL_TENSOR_MAP, .address = (uint64_t)(uintptr_t)address};
+    model_tensor_map made = {.magic = MODEL_TENSOR_MAP, .address = (uint64_t)(uintptr_t)address, .rank = rank};
     _Static_assert(sizeof made <= sizeof map->opaque, "it fits");
-    bool valid = (type == CU_TENSOR_MAP_FLOAT16 || type == CU_TENSOR_MAP_BFLOAT16) && rank == 4 && !interleave &&
-                 swizzle == CU_TENSOR_MAP_SWIZZLE_128B && !fill && made.address % 16 == 0 && box[0] == 64;
-    for (int i = 0; i < 4; i++) {
+    bool valid = (type == CU_TENSOR_MAP_FLOAT16 || type == CU_TENSOR_MAP_BFLOAT16) && (rank == 4 || rank == 5) &&
+                 !interleave && swizzle == CU_TENSOR_MAP_SWIZZLE_128B && !fill && made.address % 16 == 0 &&
+                 box[0] == 64;
+    for (uint32_t i = 0; valid && i < rank; i++) {
         made.size[i] = sizes[i];
         made.box[i] = box[i];
         valid =
             valid && sizes[i] >= 1 && sizes[i] <= UINT64_C(1) << 32 && box[i] >= 1 && box[i] <= 256 && steps[i] == 1;
-        if (i < 3)
+        if (i + 1 < rank)
             made.stride[i] = strides[i];
-        if (i < 3)
+        if (i + 1 < rank)
             valid = valid && strides[i] % 16 == 0 && strides[i] < UINT64_C(1) << 40;
     }
     memcpy(map->opaque, &made, sizeof made);

@@ -78,11 +78,11 @@ FAULTS = [
      'key.page = __shfl_sync(0xffffffffu, key.page, 0);', ORACLE),
     # Both warp groups compute the same columns of wide values.
     ('sm=90 case=latent_prompt cases serving_cases/cuda', 'stages_serving_sm90.cuh', '/ 128 * sm90::COLUMNS : 0', '/ 128 * 0 : 0', ORACLE + '|' + SHARED),
-    # They take their own maxima for the other one's, or multiply P before the other one has stored its part, or without a fence.
-    ('sm=90 case=latent_parts cases serving_cases/cuda', 'wide_serving_sm90.cuh', '(group ^ 1) * BLOCK_M', 'group * BLOCK_M', ORACLE),
-    ('sm=90 case=latent_prompt cases serving_cases/cuda', 'wide_serving_sm90.cuh', '    fence_async();\n    consumers::sync();', '    fence_async();', SHARED),
-    ('sm=90 case=latent_prompt cases serving_cases/cuda', 'wide_serving_sm90.cuh', '    fence_async();\n    consumers::sync();', '    consumers::sync();',
-     'without a fence of the asynchronous proxy'),
+    # They take their own sums or maxima for the other one's, or multiply its P without a fence, or keys lie as those of narrow heads.
+    ('sm=90 case=latent_parts cases serving_cases/cuda', 'wide_serving_sm90.cuh', 'load_rows(other, row_places(memory, group ^ 1, 1))', 'load_rows(other, row_places(memory, group, 1))', ORACLE),
+    ('sm=90 case=latent_prompt cases serving_cases/cuda', 'wide_serving_sm90.cuh', 'load_rows(most, row_places(w.memory, w.group ^ 1, 0))', 'load_rows(most, row_places(w.memory, w.group, 0))', ORACLE + '|' + SHARED),
+    ('sm=90 case=latent_prompt cases serving_cases/cuda', 'wide_serving_sm90.cuh', '    fence_async();\n    named_arrive', '    named_arrive', SHARED),
+    ('sm=90 case=latent_prompt cases serving_cases/cuda', 'producer_serving_sm90.cuh', 'row_offset<sm90::KV_KEYS>(first)', 'first * 128', ORACLE + '|' + SHARED),
     # Their V replaces K before S is done.
     ('sm=90 case=absorbed_apart cases serving_cases/cuda', 'producer_serving_sm90.cuh', 'v.phase ^ (u32)sm90::WIDE', 'v.phase', SHARED + '|' + ORACLE),
     # A row's drafts are those of the word beside.

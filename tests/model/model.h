@@ -242,8 +242,8 @@ void model_copies_end(thread *t);
 
 /* bulk.c: mbarriers and the copies that signal them */
 typedef struct model_tensor_map {
-    uint64_t magic, address, size[4], stride[3];
-    uint32_t box[4];
+    uint64_t magic, address, size[5], stride[4];
+    uint32_t rank, box[5];
 } model_tensor_map;
 #define MODEL_TENSOR_MAP UINT64_C(0x6d6f64656c746d61)
 void model_barrier_init(uint32_t address, int count);

@@ -485,6 +485,12 @@ __device__ __forceinline__ void tensor_load(u32 to, const tensor_map *map, u64 *
     model->tensor_load(to, map, shared_address(barrier), MODEL_OWN, at);
 }
 
+__device__ __forceinline__ void tensor_load_slabs(u32 to, const tensor_map *map, u64 *barrier, int row, int h, int b)
+{
+    int at[5] = {0, row, 0, h, b};
+    model->tensor_load(to, map, shared_address(barrier), MODEL_OWN, at);
+}
+
 __device__ __forceinline__ void tensor_load_pair(u32 to, const tensor_map *map, u64 *barrier, int column, int row,
                                                  int h, int b)
 {
