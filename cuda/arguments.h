@@ -8,7 +8,8 @@
  *     decode_sm80.cu   attune_decode_sm80       cuda_sm80    attune_cuda_arguments, attune_cuda_parts
  *                      attune_combine_sm80      the same     the same; only with more than one part
  *     serving_sm80.cu  attune_serving_sm80      cuda_sm80    attune_cuda_arguments, attune_cuda_serving
- *                      attune_schedule     the same     the same; only with ATTUNE_PARTS
+ *                      attune_schedule          the same     the same; only with ATTUNE_PARTS
+ *     serving_sm90.cu  attune_serving_sm90      cuda_serving_sm90a   the same, CUtensorMap k, v; attune_schedule too
  *     forward_sm90.cu  attune_forward_sm90      cuda_sm90a   attune_cuda_arguments, CUtensorMap q, k, v
  *     forward_sm100.cu attune_forward_sm100     cuda_sm100a  the same
  *     delta.cu         attune_delta             all          attune_cuda_arguments, attune_cuda_backward
@@ -98,7 +99,8 @@
  * kernels name every fused operation.
  *
  * Launch of decode: a grid of split * tiles of packed rows * heads / packed * batch, the split as the fastest index;
- * combine: a grid of batch * heads * q_len, any number of threads, no shared memory.
+ * combine: a grid of batch * heads * q_len, any number of threads, no shared memory. With attune_cuda_parts.clustered a
+ * cluster has the CTAs of a split, and combine is not launched.
  *
  * Launch over a cache: any grid, whose CTAs take further tiles in strides of it; with ATTUNE_SPLIT_KEYS or
  * ATTUNE_SHARES at most attune_cuda_serving.resident. attune_schedule has one CTA of 256 threads.

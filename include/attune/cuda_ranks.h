@@ -34,9 +34,10 @@ ATTUNE_API void attune_cuda_peers_destroy(attune_cuda_peers *peers);
 /*
  * Fills the transport of a rank, for one thread, which makes all calls of the rank. Every rank makes the same calls in
  * the same order, and each exchange waits until the other threads have made it too, not for their devices. Each rank
- * copies what it receives; where all devices read each other's memory, the transport also lends, which decode can use.
- * lend fails for memory that the engine wrapped and a peer's device has no access to, of a pool (cuMemPoolSetAccess) or
- * of cuMemMap (cuMemSetAccess).
+ * copies what it receives; where all devices read each other's memory, the transport also lends, which decode uses, and
+ * by default attention whose keys are computed in one launch (ATTUNE_OVERLAP_AUTO). lend fails for memory that the
+ * engine wrapped and a peer's device has no access to, of a pool (cuMemPoolSetAccess) or of cuMemMap (cuMemSetAccess):
+ * an engine with such q, k and v sets transport->lend to NULL, and keys are sent.
  * After an abort, which waits for the copies and reads that are under way, all ranks fail: make the group and the
  * objects anew.
  */

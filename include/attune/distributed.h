@@ -188,7 +188,9 @@ typedef struct attune_distributed attune_distributed;
 /* The work of a rank while keys of others arrive. Each is bitwise reproducible; they differ in rounding. */
 typedef enum attune_overlap {
     /* OFF where the bytes that a rank receives, times transport.byte_cost, are fewer than those that the second launch
-     * and the merge read and write, or READ where transport.lend is set; ON otherwise, and where byte_cost is 0. */
+     * and the merge read and write; ON otherwise, and where byte_cost is 0. READ in place of OFF where transport.lend
+     * is set, if all ranks compute their keys in one launch, among them those that have only keys of their own, or
+     * none. A call whose memory another device cannot read fails then: transport.lend NULL sends keys. */
     ATTUNE_OVERLAP_AUTO = 0,
     /* It computes its own keys, then those of others, and merges: messages are hidden, for a second launch, two results
      * in f32 and a merge. */

@@ -166,6 +166,7 @@ const attune__family attune__cuda_serving_sm90a = {
     .serving_only = true,
     .serve_above_256 = true,
     .sinks = true,
+    .tma = true,
     .matrix = ATTUNE_MATRIX_WGMMA,
     .dtypes = 1u << ATTUNE_F16 | 1u << ATTUNE_BF16,
     .reject_problem = reject_problem,

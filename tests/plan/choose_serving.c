@@ -162,3 +162,13 @@ Test(choose, forced_tiles_over_a_cache_are_planned_or_refused)
             }
     }
 }
+
+/* The kernel with TMA over a cache is chosen, and left, by USE_TMA. */
+Test(choose, tma_over_a_cache)
+{
+    attune_problem p = problem_of(ATTUNE_BF16, 128, 1024, 8192);
+    p.tokens = 1024, p.page = 16;
+    cr_expect_str_eq(plan("h200", &p, NULL).kernel, "cuda_serving_sm90a");
+    cr_expect_str_eq(plan("h200", &p, "{\"USE_TMA\": true}").kernel, "cuda_serving_sm90a");
+    cr_expect_str_eq(plan("h200", &p, "{\"USE_TMA\": false}").kernel, "cuda_sm80");
+}

@@ -301,7 +301,8 @@ class Plan(Handle):
     def schedule(self, q: Any, *, cache: Cache, batch: Batch, captures: Mapping[str, Any] | None = None,
                  parameters: Mapping[str, Number] | None = None, sinks: Any = None, o: Any = None, into: Schedule | None = None,
                  workspace: Any = None, stream: int | None = None) -> Schedule | None:
-        """attune_schedule: divides the work of a batch once, for all calls of forward with these lengths: those of a model's layers.
+        """attune_schedule: divides the work of a batch once, for all calls of forward with these lengths: those of a model's layers
+        whose plans have the same choice.
 
         The arguments are those of one of the calls. into: the schedule that is written, such as the last step's; without it a new
         one. None for plans that have no schedules (schedule_size is 0), which forward takes too."""
