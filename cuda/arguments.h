@@ -232,6 +232,10 @@ typedef struct attune_cuda_backward {
     /* The transposed lists: row (b * column_batch_rows + h * column_head_rows + block column) of both. */
     attune_cuda_list partial, full;
     long long column_batch_rows, column_head_rows;
+    /* Optional, sm90 and sm100 without a fixed order, for lists that all heads have: int32 [b * column_batch_rows +
+     * block], the order in which block columns of a head are taken, those with the most blocks first. 0 = the first
+     * first. All of the lists' block columns have one tile of keys, or all have two. */
+    unsigned long long column_order;
 
     /* The workspace: float lse[batch * heads][row_stride] as the kernels subtract it (times log2(e), except with
      * float32 inputs), +inf where a row is empty or past q_len; float delta in the same layout, 0 there. row_stride is

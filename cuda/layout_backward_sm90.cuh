@@ -92,8 +92,8 @@ __device__ __forceinline__ int key_tile_count(const attune_cuda_arguments &a, co
     return backward::SPLIT_TAIL ? g.full_wave_tiles + (all - g.full_wave_tiles) * g.tail_splits : all;
 }
 
-/* Tiles are ordered by sets of heads whose Q and dO stay in the L2 cache. Within a set the first keys come first: under
- * a causal mask they meet the most queries, and the longest tiles must start first. */
+/* Tiles are ordered by sets of heads whose Q and dO stay in the L2 cache. Within a set the longest tiles start first:
+ * those that the mask's order has first, else the first keys, which meet the most queries under a causal mask. */
 __device__ __forceinline__ key_tile key_tile_of(const attune_cuda_arguments &a, const attune_cuda_backward &g, int tile)
 {
     if (backward::SPLIT_TAIL && tile >= g.full_wave_tiles)
@@ -104,6 +104,11 @@ __device__ __forceinline__ key_tile key_tile_of(const attune_cuda_arguments &a, 
     int chunk = rest / some, plane = set * g.resident_heads + rest - chunk * some;
     if (backward::ORDERED)
         chunk = tiles - 1 - chunk;
+    else if (config::HAVE_BLOCKS && g.column_order) {
+        int two = a.kv_block > BLOCK_N, block = chunk >> two;
+        const int *order = (const int *)g.column_order + plane / a.kv_heads * g.column_batch_rows;
+        chunk += (order[block] - block) << two;
+    }
     return {plane / a.kv_heads, plane % a.kv_heads, chunk * BLOCK_N};
 }
 

@@ -164,6 +164,10 @@ static attune_cuda_backward backward_of(const attune__cuda_program *program, con
         b.full = (attune_cuda_list){uploaded->column_offsets[1], uploaded->column_indices[1]};
         b.column_head_rows = mask->stored_heads == 1 ? 0 : mask->kv_blocks;
         b.column_batch_rows = mask->stored_batch == 1 ? 0 : mask->stored_heads * mask->kv_blocks;
+        const int64_t keys = mask->kv_blocks * mask->kv_block, tile = program->kernel.block_n;
+        if (tail && f->kv_len <= keys && f->kv_len > keys - tile && mask->kv_block <= 2 * tile &&
+            (mask->stored_batch == 1 || f->k.size[0] == f->batch))
+            b.column_order = uploaded->column_order;
     }
     return b;
 }

@@ -102,8 +102,9 @@ attune_status attune__cuda_copy(attune_queue *queue, const attune__copy *copies,
 typedef struct attune__cuda_mask {
     attune__device_mask base;
     attune__cu_pointer memory;
-    attune__cu_pointer offsets[2], indices[2];                                           /* partial, full */
-    attune__cu_pointer column_offsets[2], column_indices[2];                             /* the transposed lists */
+    attune__cu_pointer offsets[2], indices[2];               /* partial, full */
+    attune__cu_pointer column_offsets[2], column_indices[2]; /* the transposed lists */
+    attune__cu_pointer column_order; /* of each stored batch, those with the most blocks first; 0 = none */
     attune__cu_pointer captures[ATTUNE_EXPR_MAX_SYMBOLS], runs[ATTUNE_EXPR_MAX_SYMBOLS]; /* runs: 0 = none */
     bool ranges; /* each row of the mask allows one interval, and the runs that it depends on exist */
     struct attune__cuda_follow *follow; /* of a mask computed from a tensor; NULL in others */

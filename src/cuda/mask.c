@@ -124,7 +124,50 @@ static attune_status make_all_runs(const attune_allocator *allocator, const attu
     return ATTUNE_OK;
 }
 
-static void lay_out(layout *l, const attune_mask *mask, const all_runs *runs, attune__cuda_mask *made)
+/* A block column of a stored batch, and how many blocks it has. */
+typedef struct column {
+    int64_t blocks;
+    int32_t index;
+} column;
+
+static int compare_columns(const void *a, const void *b)
+{
+    const column *x = a, *y = b;
+    return x->blocks != y->blocks ? (x->blocks < y->blocks) - (x->blocks > y->blocks) : x->index - y->index;
+}
+
+/* The order in which backward takes block columns, where all heads have the same; *order stays NULL else. The longest
+ * first is Graham's LPT rule: what is left for the last compute units to finish is short. */
+static attune_status make_column_order(const attune_allocator *allocator, const attune_mask *mask, int32_t **order)
+{
+    const size_t columns = (size_t)mask->kv_blocks;
+    *order = NULL;
+    if (mask->stored_heads != 1)
+        return ATTUNE_OK;
+    column *of = attune__alloc(allocator, columns, sizeof *of);
+    int32_t *made = attune__alloc(allocator, (size_t)mask->stored_batch * columns, sizeof *made);
+    const bool no_memory = !of || !made;
+    for (size_t batch = 0; !no_memory && batch < (size_t)mask->stored_batch; batch++) {
+        for (size_t i = 0; i < columns; i++) {
+            const size_t row = batch * columns + i;
+            of[i] = (column){mask->q.offsets[row + 1] - mask->q.offsets[row] + mask->full_q.offsets[row + 1] -
+                                 mask->full_q.offsets[row],
+                             (int32_t)i};
+        }
+        qsort(of, columns, sizeof *of, compare_columns);
+        for (size_t i = 0; i < columns; i++)
+            made[batch * columns + i] = of[i].index;
+    }
+    attune__free(allocator, of);
+    if (no_memory)
+        attune__free(allocator, made);
+    else
+        *order = made;
+    return no_memory ? ATTUNE_OUT_OF_HOST_MEMORY : ATTUNE_OK;
+}
+
+static void lay_out(layout *l, const attune_mask *mask, const all_runs *runs, const int32_t *order,
+                    attune__cuda_mask *made)
 {
     const size_t rows = (size_t)(mask->stored_batch * mask->stored_heads * mask->q_blocks);
     const size_t columns = (size_t)(mask->stored_batch * mask->stored_heads * mask->kv_blocks);
@@ -138,6 +181,8 @@ static void lay_out(layout *l, const attune_mask *mask, const all_runs *runs, at
         made->column_indices[i] =
             made->memory + append(l, transposed[i]->indices, (size_t)transposed[i]->offsets[columns] * sizeof(int32_t));
     }
+    if (order)
+        made->column_order = made->memory + append(l, order, columns * sizeof *order);
     for (uint32_t i = 0; mask->expr && i < mask->expr->symbol_count; i++) {
         if (mask->expr->symbols[i].kind == ATTUNE_SYMBOL_CAPTURE)
             made->captures[i] =
@@ -159,12 +204,15 @@ attune_status attune__cuda_mask_upload(attune_device *device, const attune_mask 
     if (!made)
         return status;
     made->base.device = device;
+    int32_t *order = NULL;
     all_runs runs;
     status = make_all_runs(allocator, mask, &runs, &made->ranges);
+    if (status == ATTUNE_OK)
+        status = make_column_order(allocator, mask, &order);
     if (status != ATTUNE_OK)
         goto done;
     status = ATTUNE_OUT_OF_HOST_MEMORY;
-    lay_out(&l, mask, &runs, made);
+    lay_out(&l, mask, &runs, order, made);
     l.memory = attune__alloc(allocator, l.size, 1);
     if (!l.memory)
         goto done;
@@ -173,7 +221,7 @@ attune_status attune__cuda_mask_upload(attune_device *device, const attune_mask 
         goto done;
     attune__cu_result result = driver->memory_alloc(&made->memory, l.size);
     if (result == CU_SUCCESS) {
-        lay_out(&l, mask, &runs, made);
+        lay_out(&l, mask, &runs, order, made);
         result = driver->copy_to_device(made->memory, l.memory, l.size, mine->queue.stream);
         if (result == CU_SUCCESS)
             result = driver->stream_synchronize(mine->queue.stream);
@@ -184,6 +232,7 @@ attune_status attune__cuda_mask_upload(attune_device *device, const attune_mask 
     attune__cuda_leave(mine);
 done:
     free_runs(allocator, &runs);
+    attune__free(allocator, order);
     attune__free(allocator, l.memory);
     if (status == ATTUNE_OK)
         *device_mask = &made->base;

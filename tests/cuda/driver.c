@@ -10,6 +10,7 @@
 #include <attune/cuda.h>
 
 #include "cuda/arguments.h"
+#include "cuda/cuda.h"
 #include "cuda/fake.h"
 #include "support/heap.h"
 
@@ -295,6 +296,56 @@ Test(cuda_driver, the_lengths_of_a_call_choose_its_kernel)
     attune_device_destroy(device);
     attune_instance_destroy(instance);
     cr_assert_eq(atomic_load(&h.live), 0);
+}
+
+/* Backward begins with the blocks of keys that have the most blocks of queries, in each batch. */
+Test(cuda_driver, the_longest_blocks_of_keys_come_first)
+{
+    enum { BLOCK = 128, BLOCKS = 8, KEYS = BLOCK * BLOCKS };
+    static const int32_t lengths[] = {1, 5, 2}; /* of the first batch's documents, in blocks */
+    static const int32_t expected[2][BLOCKS] = {{1, 2, 3, 4, 6, 0, 5, 7}, {0, 1, 2, 3, 4, 5, 6, 7}};
+    static const char *const texts[] = {"docs[b, q] == docs[b, kv] && q >= kv", "q >= kv + h"};
+    static int32_t documents[2][KEYS];
+    for (int i = 0, kv = 0; i < 3; i++)
+        for (int end = kv + lengths[i] * BLOCK; kv < end; kv++)
+            documents[0][kv] = i;
+    fake_state *fake = open_fake();
+    *fake = (fake_state){.architecture = 90};
+    const attune_instance_desc desc = {.struct_size = sizeof desc, .cache_folder = ""};
+    const attune_symbol symbol = {.name = "docs", .kind = ATTUNE_SYMBOL_CAPTURE, .dtype = ATTUNE_I32, .rank = 2};
+    const attune_host_capture capture = {"docs",
+                                         {.data = documents, .dtype = ATTUNE_I32, .rank = 2, .size = {2, KEYS}}};
+    attune_instance *instance;
+    attune_device *device;
+    cr_assert_eq(attune_instance_create(&desc, &instance), ATTUNE_OK);
+    cr_assert_eq(attune_device_open(instance, "cuda:0", &device), ATTUNE_OK);
+    for (int i = 0; i < 2; i++) {
+        const attune_mask_desc of = {.struct_size = sizeof of,
+                                     .batch = 2,
+                                     .heads = 2,
+                                     .q_len = KEYS,
+                                     .kv_len = KEYS,
+                                     .q_block = BLOCK,
+                                     .kv_block = BLOCK};
+        attune_expr *expr;
+        attune_mask *mask;
+        cr_assert_eq(attune_expr_create(instance, ATTUNE_EXPR_MASK, texts[i], &symbol, !i, &expr), ATTUNE_OK, "%s",
+                     attune_last_error());
+        cr_assert_eq(attune_mask_create(instance, &of, expr, &capture, !i, NULL, 0, &mask), ATTUNE_OK, "%s",
+                     attune_last_error());
+        attune__device_mask *upload;
+        cr_assert_eq(attune__cuda_mask_upload(device, mask, &upload), ATTUNE_OK);
+        const attune__cuda_mask *made = (const attune__cuda_mask *)upload;
+        if (i == 0)
+            cr_expect_arr_eq((const int32_t *)(uintptr_t)made->column_order, expected, sizeof expected);
+        else
+            cr_expect_eq(made->column_order, 0, "an order for all heads, whose lists differ");
+        attune__cuda_mask_release(upload);
+        attune_mask_destroy(mask);
+        attune_expr_destroy(expr);
+    }
+    attune_device_destroy(device);
+    attune_instance_destroy(instance);
 }
 
 /* A tile of decode has the rows of a group's heads, but where their lists differ. The expression, which is all that the
