@@ -650,7 +650,7 @@ static int run_all(bench_run *run, int argc, char **argv)
     struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = (int)SA_RESETHAND}, before, ended;
     run->progress = progress_begin();
     choose_scales(run);
-    run->out = bench_options_json_alone(o) ? NULL : stdout;
+    run->out = bench_options_json_alone(o) ? NULL : outputs_text(&run->output, 1);
     for (uint32_t i = 0; i < run->device_count; ++i)
         run->total += run->devices[i].dtype_count * (run->workload_count + run->serving_count);
     if (run->serving_count && !run->workload_count && !o->masks && !o->peers && run->options.format == REPORT_TABLE)
@@ -709,8 +709,12 @@ static int prepare(bench_run *run)
     bench_options *o = &run->options;
     failure why = {{0}};
     run->output = (output){.option = "--json", .path = o->json && !bench_options_json_alone(o) ? o->json : ""};
-    if (!outputs_find(&run->output, 1) || !choose_workloads(run) || !load_lengths(run) ||
-        (o->write_captures && !check_captures(o->write_captures)))
+    if (!outputs_find(&run->output, 1) || !outputs_spare(&run->output, 1, "--file", o->file) ||
+        !outputs_spare(&run->output, 1, "--doc-lengths", o->doc_lengths) ||
+        !outputs_spare(&run->output, 1, "--compare", o->baseline) ||
+        !outputs_spare_list(&run->output, 1, "--capture", &o->shapes.captures, true) ||
+        !outputs_spare_list(&run->output, 1, "--pack", &o->packs, false) || !choose_workloads(run) ||
+        !load_lengths(run) || (o->write_captures && !check_captures(o->write_captures)))
         return EXIT_USAGE;
     if (o->doc_lengths && !o->masks) {
         (void)error("--doc-lengths requires --masks");

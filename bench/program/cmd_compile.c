@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: MIT */
 /* attune compile: writes a pack of kernels for machines without a compiler. Needs no device. */
-#include "bench/program/cli.h"
 #include "bench/program/output.h"
 #include "bench/program/progress.h"
 
@@ -343,7 +342,7 @@ static void print_dtypes(const compile_run *run, const job *j, char text[32])
 }
 
 /* Prints the result of each job, and returns the exit status. */
-static int report(const compile_run *run)
+static int report(const compile_run *run, FILE *out)
 {
     int code = EXIT_GOOD;
     uint32_t good = 0;
@@ -351,12 +350,12 @@ static int report(const compile_run *run)
         const job *j = &run->jobs[i];
         char dtypes[32];
         print_dtypes(run, j, dtypes);
-        (void)printf("%-20s %-10s %-8s %-4s %3u,%-3u %7.2f s  %s\n", j->workload->name, j->profile->name,
-                     j->direction == ATTUNE_BACKWARD ? "backward" : "forward", dtypes, j->head_dim, j->head_dim_v,
-                     j->seconds,
-                     j->status == ATTUNE_OK            ? "ok"
-                     : j->status == ATTUNE_UNSUPPORTED ? "unsupported"
-                                                       : "FAILED");
+        (void)fprintf(out, "%-20s %-10s %-8s %-4s %3u,%-3u %7.2f s  %s\n", j->workload->name, j->profile->name,
+                      j->direction == ATTUNE_BACKWARD ? "backward" : "forward", dtypes, j->head_dim, j->head_dim_v,
+                      j->seconds,
+                      j->status == ATTUNE_OK            ? "ok"
+                      : j->status == ATTUNE_UNSUPPORTED ? "unsupported"
+                                                        : "FAILED");
         if (j->status == ATTUNE_OK)
             good++;
         else
@@ -367,7 +366,7 @@ static int report(const compile_run *run)
     return code == EXIT_GOOD && !good ? EXIT_UNAVAILABLE : code;
 }
 
-static int compile_all(compile_run *run)
+static int compile_all(compile_run *run, FILE *out)
 {
     if (attune_instance_create(NULL, &run->instance) != ATTUNE_OK ||
         attune_pack_create(run->instance, &run->pack) != ATTUNE_OK) {
@@ -376,7 +375,7 @@ static int compile_all(compile_run *run)
     }
     if (!make_jobs(run) || !run_jobs(run))
         return EXIT_USAGE;
-    const int code = report(run);
+    const int code = report(run, out);
     if (code != EXIT_GOOD)
         return code;
     uint32_t kernels = 0;
@@ -386,16 +385,17 @@ static int compile_all(compile_run *run)
         cli_error("%s", attune_last_error());
         return EXIT_FAILED;
     }
-    (void)printf("%s: %u kernels, %llu bytes, %.0f s\n", run->options.out, kernels, (unsigned long long)bytes,
-                 progress_seconds(&run->progress));
+    (void)fprintf(out, "%s: %u kernels, %llu bytes, %.0f s\n", run->options.out, kernels, (unsigned long long)bytes,
+                  progress_seconds(&run->progress));
     return EXIT_GOOD;
 }
 
-/* Checked before the work, which may take hours. */
-static bool writable(const char *path)
+/* Checked before the work, which may take hours. *text receives where words go. */
+static bool writable(const compile_options *o, FILE **text)
 {
-    output out = {.option = "-o", .path = path};
-    const bool ok = outputs_find(&out, 1);
+    output out = {.option = "-o", .path = o->out};
+    const bool ok = outputs_find(&out, 1) && outputs_spare(&out, 1, "--file", o->file);
+    *text = outputs_text(&out, 1);
     outputs_drop(&out, 1);
     return ok;
 }
@@ -436,6 +436,7 @@ int cmd_compile(int argc, char **argv)
         {"-o", "PACK", "the file to write", &o->out, NULL, NULL},
     };
     attune_kernel_options storage;
+    FILE *text;
     const cli_result parsed =
         cli_parse("compile [OPTIONS] -o PACK", options, sizeof options / sizeof options[0], argc, argv, NULL);
     if (parsed != CLI_GO)
@@ -444,8 +445,8 @@ int cmd_compile(int argc, char **argv)
     if (!*o->out)
         cli_error("no output: give -o PACK");
     else if (choose_targets(&run) && choose_workloads(&run) && choose_types(&run) && choose_directions(&run) &&
-             writable(o->out) && cli_kernel_options(o->kernel_options, &storage, &run.kernel))
-        code = compile_all(&run);
+             writable(o, &text) && cli_kernel_options(o->kernel_options, &storage, &run.kernel))
+        code = compile_all(&run, text);
     for (uint32_t i = 0; run.bound && i < run.workload_count; i++)
         workload_release(&run.bound[i]);
     free(run.bound);

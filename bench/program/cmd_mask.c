@@ -1,6 +1,5 @@
 /* SPDX-License-Identifier: MIT */
 /* attune mask: build a block mask; density, cost, lists, picture. */
-#include "bench/program/cli.h"
 #include "bench/program/mask_picture.h"
 #include "bench/program/output.h"
 #include "bench/program/progress.h"
@@ -71,34 +70,34 @@ static bool read_desc(const mask_options *o, attune_mask_desc *desc, int64_t pla
     return true;
 }
 
-static void print_row(const char *name, int64_t row, const int64_t *offsets, const int32_t *indices)
+static void print_row(FILE *out, const char *name, int64_t row, const int64_t *offsets, const int32_t *indices)
 {
-    (void)printf("  %s %" PRId64 ":", name, row);
+    (void)fprintf(out, "  %s %" PRId64 ":", name, row);
     for (int64_t i = offsets[row]; i < offsets[row + 1]; i++)
-        (void)printf(" %d", indices[i]);
-    (void)printf("\n");
+        (void)fprintf(out, " %d", indices[i]);
+    (void)fprintf(out, "\n");
 }
 
-static bool print_lists(const attune_mask *mask)
+static bool print_lists(FILE *out, const attune_mask *mask)
 {
     attune_mask_lists l = {.struct_size = sizeof l};
     if (attune_mask_lists_get(mask, &l) != ATTUNE_OK)
         return false;
     for (int64_t row = 0; row < l.batch * l.heads * l.q_blocks; row++) {
-        print_row("full", row, l.full_kv_offsets, l.full_kv_indices);
-        print_row("partial", row, l.kv_offsets, l.kv_indices);
+        print_row(out, "full", row, l.full_kv_offsets, l.full_kv_indices);
+        print_row(out, "partial", row, l.kv_offsets, l.kv_indices);
     }
     return true;
 }
 
-static uint32_t columns_of_terminal(void)
+static uint32_t columns_of_terminal(FILE *out)
 {
     struct winsize window;
     const char *variable = getenv("COLUMNS");
     const long given = variable ? strtol(variable, NULL, 10) : 0;
     if (given > 0)
         return given < 4096 ? (uint32_t)given : 4096;
-    return ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) == 0 && window.ws_col ? window.ws_col : 80;
+    return ioctl(fileno(out), TIOCGWINSZ, &window) == 0 && window.ws_col ? window.ws_col : 80;
 }
 
 enum { PNG, SVG, PICTURES };
@@ -111,19 +110,20 @@ static bool write_picture(void *user, size_t index, FILE *stream)
 static int show(const attune_mask *mask, const attune_mask_desc *desc, const mask_options *o, const int64_t plane[2],
                 int64_t pixels, output *files, double seconds)
 {
+    FILE *const out = outputs_text(files, PICTURES);
     attune_mask_stats stats = {.struct_size = sizeof stats};
     attune_status status = read_statistics(mask, o->exact, &stats);
     if (status != ATTUNE_OK) {
         cli_error("%s", attune_last_error());
         return cli_exit_of(status);
     }
-    (void)printf("%" PRId64 " x %" PRId64 ", blocks of %u x %u: %" PRId64 " full, %" PRId64 " partial, %" PRId64
-                 " empty\n",
-                 desc->q_len, desc->kv_len, desc->q_block, desc->kv_block, stats.full_blocks, stats.partial_blocks,
-                 stats.blocks - stats.full_blocks - stats.partial_blocks);
-    (void)printf("density %s%.4f%%, of blocks %.4f%%; built in %.3f ms, %" PRIu64 " bytes\n", o->exact ? "" : "about ",
-                 100 * stats.density, 100 * stats.block_density, 1e3 * seconds, stats.bytes);
-    if (o->lists && !print_lists(mask))
+    (void)fprintf(
+        out, "%" PRId64 " x %" PRId64 ", blocks of %u x %u: %" PRId64 " full, %" PRId64 " partial, %" PRId64 " empty\n",
+        desc->q_len, desc->kv_len, desc->q_block, desc->kv_block, stats.full_blocks, stats.partial_blocks,
+        stats.blocks - stats.full_blocks - stats.partial_blocks);
+    (void)fprintf(out, "density %s%.4f%%, of blocks %.4f%%; built in %.3f ms, %" PRIu64 " bytes\n",
+                  o->exact ? "" : "about ", 100 * stats.density, 100 * stats.block_density, 1e3 * seconds, stats.bytes);
+    if (o->lists && !print_lists(out, mask))
         return EXIT_FAILED;
     mask_picture picture = {.mask = mask,
                             .text = o->text,
@@ -140,7 +140,7 @@ static int show(const attune_mask *mask, const attune_mask_desc *desc, const mas
                             .exact = o->exact,
                             .pixels = (uint32_t)pixels};
     if (!o->no_picture &&
-        !mask_picture_print(&picture, columns_of_terminal(), isatty(STDOUT_FILENO) && !getenv("NO_COLOR")))
+        !mask_picture_print(&picture, out, columns_of_terminal(out), isatty(fileno(out)) && !getenv("NO_COLOR")))
         return EXIT_FAILED;
     if (!outputs_write(files, PICTURES, write_picture, &picture))
         return EXIT_FAILED;
@@ -196,8 +196,9 @@ int cmd_mask(int argc, char **argv)
         return EXIT_USAGE;
     output files[PICTURES] = {[PNG] = {.option = "--png", .path = o.png}, [SVG] = {.option = "--svg", .path = o.svg}};
     bindings *names = calloc(1, sizeof *names);
-    if (!names || !outputs_find(files, PICTURES) || !cli_bindings_load(names, &captures, &parameters, NULL) ||
-        !cli_bindings_used(names, o.text, NULL)) {
+    if (!names || !outputs_find(files, PICTURES) ||
+        !outputs_spare_list(files, PICTURES, "--capture", &captures, true) ||
+        !cli_bindings_load(names, &captures, &parameters, NULL) || !cli_bindings_used(names, o.text, NULL)) {
         if (names)
             bindings_free(names);
         free(names);

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* attune report: results of attune bench as one page of charts and tables, and a comparison of files. */
 #include "bench/page/results.h"
-#include "bench/program/cli.h"
 #include "bench/program/output.h"
 
 #include <stdlib.h>
@@ -49,13 +48,13 @@ static bool load(report_run *run, const cli_list *paths, bool any_device)
 }
 
 /* Each file against the first one. */
-static int compare(const report_run *run, bool fail_on_slower)
+static int compare(const report_run *run, bool fail_on_slower, FILE *out)
 {
     int code = EXIT_GOOD;
     for (uint32_t i = 1; i < run->count; i++) {
         uint32_t compared;
-        (void)printf("%s%s against %s", i > 1 ? "\n" : "", run->files[i].label, run->files[0].label);
-        const uint32_t worse = results_compare(&run->files[0], &run->files[i], run->noise, stdout, &compared);
+        (void)fprintf(out, "%s%s against %s", i > 1 ? "\n" : "", run->files[i].label, run->files[0].label);
+        const uint32_t worse = results_compare(&run->files[0], &run->files[i], run->noise, out, &compared);
         if (!compared) {
             cli_error("%s and %s have no row in common: nothing was compared; rows have the device in their names "
                       "(--any-device)",
@@ -106,9 +105,10 @@ int cmd_report(int argc, char **argv)
     int code = EXIT_USAGE;
     if (!run)
         cli_error("out of memory");
-    else if (outputs_find(&page, 1) && load(run, &paths, any_device)) {
+    else if (outputs_find(&page, 1) && outputs_spare_list(&page, 1, "the result", &paths, false) &&
+             load(run, &paths, any_device)) {
         run->noise = percent / 100;
-        code = compare(run, fail_on_slower);
+        code = compare(run, fail_on_slower, outputs_text(&page, 1));
         if (*out && !outputs_write(&page, 1, write_page, run))
             code = EXIT_FAILED;
     }

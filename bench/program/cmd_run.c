@@ -119,7 +119,8 @@ int cmd_run(int argc, char **argv)
                                         : "--block requires --mask");
         goto done;
     }
-    if (!outputs_find(outputs, OUTPUTS))
+    if (!outputs_find(outputs, OUTPUTS) || !files_spared(&o.files, outputs, OUTPUTS) ||
+        !outputs_spare_list(outputs, OUTPUTS, "--pack", &packs, false))
         goto done;
     if (!names || !cli_optional_dtype("--dtype", o.dtype, &dtype) ||
         !cli_optional_dtype("--kv-dtype", o.kv_dtype, &kv_dtype) ||

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 #include "bench/program/files.h"
 
+#include "bench/program/output.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -157,6 +159,27 @@ bool files_complete(const file_options *f)
         return false;
     }
     return true;
+}
+
+bool files_spared(const file_options *f, const output *outputs, size_t count)
+{
+    const struct {
+        const char *option, *path;
+    } all[] = {{"--q", f->q},
+               {"--k", f->k},
+               {"--v", f->v},
+               {"--sinks", f->sinks},
+               {"--kv-len", f->kv_len},
+               {"--q-start", f->q_start},
+               {"--pages", f->pages},
+               {"--pages-start", f->pages_start},
+               {"--kv-first", f->kv_first},
+               {"--tree", f->tree},
+               {"--count", f->count}};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        if (!outputs_spare(outputs, count, all[i].option, all[i].path))
+            return false;
+    return outputs_spare_list(outputs, count, "--capture", &f->captures, true);
 }
 
 bool files_load(attune_instance *instance, const file_options *f, attune_dtype dtype, attune_dtype kv_dtype,

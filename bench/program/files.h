@@ -6,6 +6,8 @@
 #include "bench/program/cli.h"
 #include "tests/oracle/serving.h"
 
+struct output;
+
 typedef struct file_options {
     const char *q, *k, *v, *mask, *score, *scale, *sinks; /* NULL or "" = not given */
     const char *kv_len, *q_start, *pages, *pages_start, *kv_first, *tree, *count, *head_dim_v;
@@ -49,6 +51,8 @@ bool files_given(const file_options *f);
 bool files_serve(const file_options *f);
 /* Whether q, k and v are given, or what stands for v; prints an error if not. */
 bool files_complete(const file_options *f);
+/* Whether no output replaces a file of the options; prints an error if one does. After outputs_find. */
+bool files_spared(const file_options *f, const struct output *outputs, size_t count);
 /* Reads and checks everything; dtypes 0 keep the files'. Prints an error and returns false on failure. `names` has the
  * captures' data, and is released after the call with bindings_free, the rest with files_free, also after a failure. */
 bool files_load(attune_instance *instance, const file_options *f, attune_dtype dtype, attune_dtype kv_dtype,

@@ -106,7 +106,7 @@ static shade shade_at(const cells *c, uint32_t x, uint32_t y)
 }
 
 /* Two cells, one above the other. Without colour, half a character cannot be partial. */
-static void print_pair(shade upper, shade lower, bool colour)
+static void print_pair(FILE *out, shade upper, shade lower, bool colour)
 {
     static const int codes[] = {[PARTIAL] = 110, [FULL] = 26}; /* of the 256 colours */
     if (!colour)
@@ -115,17 +115,17 @@ static void print_pair(shade upper, shade lower, bool colour)
                     : upper                              ? "\u2580"
                     : lower                              ? "\u2584"
                                                          : " ",
-                    stdout);
+                    out);
     else if (upper && lower)
-        (void)printf("\033[38;5;%d;48;5;%dm\u2580\033[0m", codes[upper], codes[lower]);
+        (void)fprintf(out, "\033[38;5;%d;48;5;%dm\u2580\033[0m", codes[upper], codes[lower]);
     else if (upper || lower)
-        (void)printf("\033[38;5;%dm%s\033[0m", codes[upper ? upper : lower], upper ? "\u2580" : "\u2584");
+        (void)fprintf(out, "\033[38;5;%dm%s\033[0m", codes[upper ? upper : lower], upper ? "\u2580" : "\u2584");
     else
-        (void)fputc(' ', stdout);
+        (void)fputc(' ', out);
 }
 
 /* "0", the middle and the end of an axis, over `width` characters. */
-static void print_keys(int64_t length, uint32_t width)
+static void print_keys(FILE *out, int64_t length, uint32_t width)
 {
     char line[256], number[32];
     const uint32_t space = width < sizeof line - 32 ? width : (uint32_t)sizeof line - 32;
@@ -139,7 +139,7 @@ static void print_keys(int64_t length, uint32_t width)
     const size_t middle = space / 2 > strlen(number) / 2 ? space / 2 - strlen(number) / 2 : 0;
     if (length > 3 && middle > 2 && middle + strlen(number) + 2 < at)
         memcpy(line + middle, number, strlen(number));
-    (void)printf("%9s %s keys\n", "", line);
+    (void)fprintf(out, "%9s %s keys\n", "", line);
 }
 
 static shade half_at(const mask_picture *p, const cells *c, uint32_t x, uint32_t width, uint32_t y, uint32_t height)
@@ -149,36 +149,37 @@ static shade half_at(const mask_picture *p, const cells *c, uint32_t x, uint32_t
     return shade_at(c, cell_of(x, width, p->kv_len, c->kv_tokens), cell_of(y, height, p->q_len, c->q_tokens));
 }
 
-static void print_border(const char *left, const char *right, uint32_t width)
+static void print_border(FILE *out, const char *left, const char *right, uint32_t width)
 {
-    (void)printf("%9s %s", "", left);
+    (void)fprintf(out, "%9s %s", "", left);
     for (uint32_t x = 0; x < width; x++)
-        (void)fputs("\u2500", stdout);
-    (void)printf("%s\n", right);
+        (void)fputs("\u2500", out);
+    (void)fprintf(out, "%s\n", right);
 }
 
 /* `height` half-characters high. */
-static void print_cells(const mask_picture *p, const cells *c, uint32_t width, uint32_t height, bool colour)
+static void print_cells(FILE *out, const mask_picture *p, const cells *c, uint32_t width, uint32_t height, bool colour)
 {
     const uint32_t lines = (height + 1) / 2;
-    print_border("\u250c", "\u2510", width);
+    print_border(out, "\u250c", "\u2510", width);
     for (uint32_t line = 0; line < lines; line++) {
         const bool middle = p->q_len > 3 && lines > 6 && line == lines / 2;
         if (!line || middle || line + 1 == lines)
-            (void)printf("%9" PRId64 " \u2502", middle ? (int64_t)(2.0 * line * (double)p->q_len / height)
-                                                : line ? p->q_len
-                                                       : 0);
+            (void)fprintf(out, "%9" PRId64 " \u2502",
+                          middle ? (int64_t)(2.0 * line * (double)p->q_len / height)
+                          : line ? p->q_len
+                                 : 0);
         else
-            (void)printf("%9s \u2502", line == 1 ? "queries" : "");
+            (void)fprintf(out, "%9s \u2502", line == 1 ? "queries" : "");
         for (uint32_t x = 0; x < width; x++)
-            print_pair(half_at(p, c, x, width, 2 * line, height), half_at(p, c, x, width, 2 * line + 1, height),
+            print_pair(out, half_at(p, c, x, width, 2 * line, height), half_at(p, c, x, width, 2 * line + 1, height),
                        colour);
-        (void)fputs("\u2502\n", stdout);
+        (void)fputs("\u2502\n", out);
     }
-    print_border("\u2514", "\u2518", width);
+    print_border(out, "\u2514", "\u2518", width);
 }
 
-bool mask_picture_print(const mask_picture *p, uint32_t columns, bool colour)
+bool mask_picture_print(const mask_picture *p, FILE *out, uint32_t columns, bool colour)
 {
     cells c;
     words w;
@@ -189,14 +190,14 @@ bool mask_picture_print(const mask_picture *p, uint32_t columns, bool colour)
     const uint32_t longer = c.width > c.height ? c.width : c.height, wanted = space < 48 ? space : 48;
     const uint32_t times = longer < wanted ? wanted / longer : 1;
     describe(p, &c, &w);
-    print_keys(p->kv_len, c.width * times + 2);
-    print_cells(p, &c, c.width * times, c.height * times, colour);
-    (void)printf("%9s ", "");
+    print_keys(out, p->kv_len, c.width * times + 2);
+    print_cells(out, p, &c, c.width * times, c.height * times, colour);
+    (void)fprintf(out, "%9s ", "");
     if (colour)
-        (void)printf("\033[38;5;26m\u2588\033[0m full  \033[38;5;110m\u2588\033[0m partial  empty; %s\n", w.cell);
+        (void)fprintf(out, "\033[38;5;26m\u2588\033[0m full  \033[38;5;110m\u2588\033[0m partial  empty; %s\n", w.cell);
     else
-        (void)printf("\u2588 full  \u2592 partial  empty; %s\n", w.cell);
-    (void)printf("%9s %s\n", "", w.plane);
+        (void)fprintf(out, "\u2588 full  \u2592 partial  empty; %s\n", w.cell);
+    (void)fprintf(out, "%9s %s\n", "", w.plane);
     free(c.pixels);
     return true;
 }

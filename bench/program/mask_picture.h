@@ -20,7 +20,7 @@ typedef struct mask_picture {
 
 /* Prints the picture, at most `columns` characters wide. A character has two rows of cells: half-blocks, in colour if
  * `colour`. False, with an error printed, on failure. */
-bool mask_picture_print(const mask_picture *p, uint32_t columns, bool colour);
+bool mask_picture_print(const mask_picture *p, FILE *out, uint32_t columns, bool colour);
 /* Writes PNG and SVG; the caller checks the stream. False, with an error printed, for other failures. */
 bool mask_picture_png(const mask_picture *p, FILE *out);
 bool mask_picture_svg(const mask_picture *p, FILE *out);

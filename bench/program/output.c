@@ -4,9 +4,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
-
-#include "bench/program/cli.h"
 
 bool outputs_find(output *outputs, size_t count)
 {
@@ -32,6 +31,44 @@ bool outputs_find(output *outputs, size_t count)
             }
     }
     return ok;
+}
+
+/* An output that is written in place, as a terminal or /dev/null, replaces nothing. */
+bool outputs_spare(const output *outputs, size_t count, const char *option, const char *path)
+{
+    struct stat about;
+    if (!path || !*path || stat(path, &about))
+        return true;
+    for (size_t i = 0; i < count; i++) {
+        const attune__file *f = &outputs[i].file;
+        if (outputs[i].found && f->exists && !f->direct && f->device == about.st_dev && f->number == about.st_ino) {
+            cli_error("%s %s and %s %s are the same file: the output would replace the input, expected another file",
+                      outputs[i].option, outputs[i].path, option, path);
+            return false;
+        }
+    }
+    return true;
+}
+
+bool outputs_spare_list(const output *outputs, size_t count, const char *option, const cli_list *list, bool named)
+{
+    for (uint32_t i = 0; i < list->count; i++) {
+        const char *equals = named ? strchr(list->value[i], '=') : NULL;
+        if (!outputs_spare(outputs, count, option, equals ? equals + 1 : list->value[i]))
+            return false;
+    }
+    return true;
+}
+
+FILE *outputs_text(const output *outputs, size_t count)
+{
+    struct stat about;
+    for (size_t i = 0; i < count && !fstat(STDOUT_FILENO, &about); i++) {
+        const attune__file *f = &outputs[i].file;
+        if (outputs[i].found && f->direct && f->device == about.st_dev && f->number == about.st_ino)
+            return stderr;
+    }
+    return stdout;
 }
 
 static bool write_one(output *o, size_t index, output_fn write, void *user)

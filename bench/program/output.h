@@ -4,8 +4,7 @@
 #ifndef BENCH_PROGRAM_OUTPUT_H
 #define BENCH_PROGRAM_OUTPUT_H
 
-#include <stdio.h>
-
+#include "bench/program/cli.h"
 #include "src/base/file.h"
 
 #define OUTPUTS_MAX 4 /* of one command */
@@ -18,6 +17,13 @@ typedef struct output {
 
 /* Whether each can be written and no two are the same file; prints errors. Requires outputs_drop. */
 bool outputs_find(output *outputs, size_t count);
+/* Whether no output replaces an input, the file of an option (NULL or "" = not given); prints an error if one does.
+ * After outputs_find. */
+bool outputs_spare(const output *outputs, size_t count, const char *option, const char *path);
+/* The same of each value of an option, NAME=FILE if they are `named`. */
+bool outputs_spare_list(const output *outputs, size_t count, const char *option, const cli_list *list, bool named);
+/* Where a command's text goes: standard output, or standard error if an output is written there. After outputs_find. */
+FILE *outputs_text(const output *outputs, size_t count);
 /* Writes outputs[index] to the stream, whose errors the caller checks. Returns false, with an error printed, for other
  * errors. */
 typedef bool (*output_fn)(void *user, size_t index, FILE *stream);

@@ -175,6 +175,48 @@ Test(program_files, serves_from_files)
     cr_assert_neq(access("x.npy", F_OK), 0);
 }
 
+/* No output replaces an input, whatever its path. */
+Test(program_files, spares_its_inputs)
+{
+    const int64_t size[4] = {1, 1, 20, 16}, doc[1] = {20};
+    program_save("q.npy", ATTUNE_F32, 4, size, 1);
+    program_save("doc.npy", ATTUNE_I32, 1, doc, 1);
+    cr_assert_eq(system("cp q.npy was.npy && ln q.npy hard.npy && ln -s q.npy soft.npy && cp doc.npy doc_was.npy"), 0);
+#define ALONE "run --q q.npy --k q.npy --v q.npy "
+    program_expect(ALONE "--out q.npy", 2, "--out q.npy and --q q.npy are the same file");
+    program_expect(ALONE "--out o.npy --lse ./hard.npy", 2, "--lse ./hard.npy and --q q.npy are the same file");
+    program_expect(ALONE "--out soft.npy", 2, "expected another file");
+    program_expect(ALONE "--mask 'doc[q] == doc[kv]' --capture doc=doc.npy --out doc.npy", 2,
+                   "--out doc.npy and --capture doc.npy are the same file");
+    program_expect(ALONE "--pack doc.npy --out doc.npy", 2, "--pack doc.npy are the same file");
+    program_expect("mask 'doc[q] == doc[kv]' --q-len 20 --capture doc=doc.npy --no-picture --svg doc.npy", 2,
+                   "--svg doc.npy and --capture doc.npy are the same file");
+    cr_assert_eq(system("cmp q.npy was.npy && cmp doc.npy doc_was.npy"), 0);
+    cr_assert_neq(access("o.npy", F_OK), 0);
+#define ONE_ROW                                                                                                        \
+    "bench --workload causal --scale 0.0001 --repetitions 1 --min-time 0 --warmup-time 0 --no-peers --no-peaks "
+    program_expect(ONE_ROW "--json j.json", 0, "causal");
+    cr_assert_eq(system("cp j.json was.json && echo 9 > lengths && echo '[{\"name\": \"a\", \"q_len\": 16, "
+                        "\"head_dim\": 16}]' > w.json"),
+                 0);
+    program_expect("report j.json -o j.json", 2, "-o j.json and the result j.json are the same file");
+    program_expect("report was.json j.json -o j.json", 2, "same file");
+    program_expect(ONE_ROW "--compare j.json --json j.json", 2, "--json j.json and --compare j.json are the same file");
+    program_expect("bench --masks --doc-lengths lengths --json lengths", 2, "--doc-lengths lengths are the same file");
+    program_expect("bench --file w.json --json w.json", 2, "--file w.json are the same file");
+    program_expect("compile --arch sm_86 --file w.json -o w.json", 2, "--file w.json are the same file");
+    cr_assert_eq(system("cmp j.json was.json"), 0);
+    /* Text goes elsewhere where standard output is the file. */
+    program_expect("mask causal --q-len 300 --svg /dev/stdout --lists 2>text > m.svg; cat text", 0, "built in");
+    program_expect("mask causal --q-len 300 --no-picture --svg whole.svg", 0, "built in");
+    cr_assert_eq(system("cmp m.svg whole.svg"), 0);
+    program_expect("mask causal --q-len 300 --svg /dev/stdout 2>text | cmp - whole.svg", 0, "");
+    program_expect("report j.json was.json -o /dev/stdout 2>text > page.html; cat text", 0, "was against j");
+    cr_assert_eq(system("head -c 15 page.html | grep -q DOCTYPE"), 0);
+    program_expect(ONE_ROW "--json /dev/stdout 2>text > k.json; cat text", 0, "causal");
+    cr_assert_eq(system("python3 -m json.tool k.json >/dev/null"), 0);
+}
+
 /* Files that a command writes: none is another, each keeps its permissions, and all are there or none. */
 Test(program_files, writes_files_together)
 {
