@@ -297,6 +297,15 @@ static bool choose_dtypes(bench_run *run)
                 return error("--dtype: %s: expected at most 4 of f32, f16, bf16 and f64", name);
             d->dtypes[d->dtype_count++] = dtype;
         }
+    }
+    return true;
+}
+
+static void measure_peaks(bench_run *run)
+{
+    const bench_options *o = &run->options;
+    for (uint32_t i = 0; i < run->device_count; ++i) {
+        bench_device *d = &run->devices[i];
         /* Those of one device say nothing about several. */
         const bool ranks = o->ranks.count && d->info.backend != ATTUNE_BACKEND_CPU;
         for (uint32_t t = 0;
@@ -307,7 +316,49 @@ static bool choose_dtypes(bench_run *run)
             progress_clear(&run->progress);
         }
     }
+}
+
+/* The types of the command line, else those of a workload file. */
+static void set_dtypes(const bench_run *run, const bench_device *d, uint32_t t, workload *w)
+{
+    const bench_options *o = &run->options;
+    w->dtype = o->dtypes || !w->dtype ? d->dtypes[t] : w->dtype;
+    w->kv_dtype = o->kv_dtype ? o->kv_dtype : w->kv_dtype;
+    w->o_dtype = o->o_dtype ? o->o_dtype : w->o_dtype;
+}
+
+/* Expressions of a file or of the command line, before any row is run. */
+static bool check_expressions(const bench_run *run)
+{
+    failure why = {{0}};
+    for (uint32_t i = 0; i < run->own_count; ++i) {
+        attention a;
+        if (!workload_bind_types(run->instance, &run->own[i], &a, &why))
+            return error("%s%s", run->options.file ? "--file: " : "", why.message);
+        workload_release(&a);
+    }
     return true;
+}
+
+/* Kernel options that not one row can have are an error of the command line. Where some rows can, the others fail. */
+static bool check_kernel_options(const bench_run *run)
+{
+    const bench_options *o = &run->options;
+    failure why = {{0}};
+    uint32_t rows = 0, refused = 0;
+    for (uint32_t i = 0; o->row.kernel && i < run->device_count; ++i)
+        for (uint32_t t = 0; t < run->devices[i].dtype_count && refused == rows; ++t) {
+            const bench_device *d = &run->devices[i];
+            for (uint32_t k = 0; k < run->workload_count && refused == rows; ++k, ++rows) {
+                workload w = *run->workloads[k];
+                set_dtypes(run, d, t, &w);
+                refused += row_refuses_options(run->instance, d->device, &w, &o->row, &why);
+            }
+            for (uint32_t k = 0; k < run->serving_count && refused == rows; ++k, ++rows)
+                refused += row_serving_refuses_options(run->instance, d->device, run->serving[k], d->dtypes[t],
+                                                       o->kv_dtype, o->o_dtype, &o->row, &why);
+        }
+    return !rows || refused < rows || error("--kernel-options: %s", why.message);
 }
 
 /* Integers, one per line; # begins a comment. */
@@ -544,10 +595,7 @@ static bool run_attention(bench_run *run)
                 report_row row = {
                     .share = share_of(full, d->scale[t]), .peak_flops = d->flops[t], .peak_bandwidth = d->bandwidth[t]};
                 workload w = workload_scaled(full, row.share);
-                /* The dtype of a workload file, unless the command line has one. */
-                w.dtype = run->options.dtypes || !full->dtype ? d->dtypes[t] : full->dtype;
-                w.kv_dtype = run->options.kv_dtype ? run->options.kv_dtype : full->kv_dtype;
-                w.o_dtype = run->options.o_dtype ? run->options.o_dtype : full->o_dtype;
+                set_dtypes(run, d, t, &w);
                 if (w.dtype != d->dtypes[t])
                     row.peak_flops = row.peak_bandwidth = 0;
                 row.share = workload_flop(&w) / workload_flop(full);
@@ -737,12 +785,17 @@ static int prepare(bench_run *run)
         (void)error("%s", attune_last_error());
         return cli_exit_of(status);
     }
+    if (!check_expressions(run))
+        return EXIT_USAGE;
     status = cli_packs_load(run->instance, &o->packs);
     if (status == ATTUNE_OK)
         status = open_devices(run);
     if (status != ATTUNE_OK)
         return cli_exit_of(status);
-    return choose_dtypes(run) ? EXIT_GOOD : EXIT_USAGE;
+    if (!choose_dtypes(run) || !check_kernel_options(run))
+        return EXIT_USAGE;
+    measure_peaks(run);
+    return EXIT_GOOD;
 }
 
 int cmd_bench(int argc, char **argv)

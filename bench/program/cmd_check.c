@@ -531,7 +531,18 @@ int cmd_check(int argc, char **argv)
         cli_error("%s", attune_last_error());
     else if ((status = cli_packs_load(instance, &o.packs)) == ATTUNE_OK)
         status = cli_devices_open(instance, o.device, &devices);
+    for (uint32_t i = 0; status == ATTUNE_OK && i < o.count; i++) {
+        attention a;
+        if (workload_bind_types(instance, &o.list[i], &a, &why)) {
+            workload_release(&a);
+        } else {
+            cli_error("--file: %s", why.message);
+            status = ATTUNE_INVALID_ARGUMENT;
+        }
+    }
     int worst = cli_exit_of(status);
+    if (status != ATTUNE_OK)
+        cli_devices_close(&devices);
     o.progress = progress_begin();
     o.total = devices.count * dtype_count * (*o.folder || files ? 1 : *o.file ? o.count : workload_count());
     for (uint32_t i = 0; i < devices.count; i++)

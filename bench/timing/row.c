@@ -418,6 +418,26 @@ void row_attention(attune_instance *instance, attune_device *device, const workl
     free(s);
 }
 
+bool row_refuses_options(attune_instance *instance, attune_device *device, const workload *w,
+                         const row_options *options, failure *why)
+{
+    attention a;
+    if (!options->kernel || !workload_bind_types(instance, w, &a, why))
+        return false;
+    const bool training = options->pass == ROW_BACKWARD || options->pass == ROW_STEP;
+    attune_problem problem = row_problem(w, &a, training);
+    problem.mask = a.mask;
+    bool refused = row_problem_refuses_options(device, &problem, options->kernel, why);
+    if (!refused && training) {
+        problem.direction = ATTUNE_BACKWARD;
+        problem.lse = false;
+        problem.capture_gradient_elements = attention_capture_elements(&a, attention_differentiable(&a));
+        refused = row_problem_refuses_options(device, &problem, options->kernel, why);
+    }
+    workload_release(&a);
+    return refused;
+}
+
 typedef struct mask_build {
     attune_instance *instance;
     attune_mask_desc desc;

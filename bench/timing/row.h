@@ -29,6 +29,13 @@ typedef struct row_options {
  */
 void row_attention(attune_instance *instance, attune_device *device, const workload *w, const row_options *options,
                    report_row *row);
+/* Whether a kernel option is at fault: the planner refuses the row with the options, of which `why` has the message,
+ * and not without them. `w` has a dtype. */
+bool row_refuses_options(attune_instance *instance, attune_device *device, const workload *w,
+                         const row_options *options, failure *why);
+bool row_serving_refuses_options(attune_instance *instance, attune_device *device, const serving_workload *w,
+                                 attune_dtype dtype, attune_dtype kv_dtype, attune_dtype o_dtype,
+                                 const row_options *options, failure *why);
 /* Measures a batch over a paged cache: the mean of a layer over the model's pattern. `w` is scaled already; kv_dtype
  * and o_dtype 0 = dtype. Forward alone. */
 void row_serving(attune_instance *instance, attune_device *device, const serving_workload *w, attune_dtype dtype,

@@ -56,6 +56,21 @@ attune_problem row_problem(const workload *w, const attention *a, bool lse)
                             .lse = lse};
 }
 
+bool row_problem_refuses_options(attune_device *device, const attune_problem *problem,
+                                 const attune_kernel_options *options, failure *why)
+{
+    attune_device_info info = {.struct_size = sizeof info};
+    attune_plan_choice choice = {.struct_size = sizeof choice};
+    if (attune_device_info_get(device, &info) != ATTUNE_OK ||
+        attune_plan_choose(&info.limits, problem, NULL, &choice) != ATTUNE_OK)
+        return false;
+    const attune_status status = attune_plan_choose(&info.limits, problem, options, &choice);
+    if (status != ATTUNE_INVALID_ARGUMENT && status != ATTUNE_DOES_NOT_FIT)
+        return false;
+    (void)failure_set(why, "%s", attune_last_error());
+    return true;
+}
+
 bool row_plan(attune_device *device, const row_options *options, const attune_problem *problem, const char *what,
               attune_plan **plan, report_row *row)
 {

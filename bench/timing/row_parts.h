@@ -29,6 +29,9 @@ bool row_check_o(const attention *a, const array *o, uint64_t seed, double more,
 bool row_check_identities(const attention *a, const array *o, const array *d_o, const array *d_q, const array *d_k,
                           const array *d_v, report_row *row);
 
+/* Whether the planner refuses the problem with the options, of which `why` has the message, and not without them. */
+bool row_problem_refuses_options(attune_device *device, const attune_problem *problem,
+                                 const attune_kernel_options *options, failure *why);
 /* Creates a plan twice, with a cold and with a warm cache, and adds the times to the row's. */
 bool row_plan(attune_device *device, const row_options *options, const attune_problem *problem, const char *what,
               attune_plan **plan, report_row *row);

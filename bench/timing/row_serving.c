@@ -101,6 +101,23 @@ static bool make(attune_device *device, const row_options *options, serving_setu
     return true;
 }
 
+bool row_serving_refuses_options(attune_instance *instance, attune_device *device, const serving_workload *w,
+                                 attune_dtype dtype, attune_dtype kv_dtype, attune_dtype o_dtype,
+                                 const row_options *options, failure *why)
+{
+    const serving_workload few = serving_scaled(w, 1e-9);
+    serving s = {0};
+    bool refused = false;
+    if (options->kernel && serving_instantiate(instance, &few, dtype, kv_dtype, o_dtype, options->seed, &s, why)) {
+        attune_problem problem = serving_problem(&s, false, false);
+        problem.shared_sequences = 0; /* as where a kernel cannot have them */
+        refused = row_problem_refuses_options(device, &problem, options->kernel, why);
+        attune_expr_destroy(s.a.mask);
+        serving_free(&s);
+    }
+    return refused;
+}
+
 /* ------------------------------------------------------------------------------------------------------------ check */
 
 /* Some rows of the first, the last and other sequences, those of a sequence together. */

@@ -766,6 +766,19 @@ bool workload_bind(attune_instance *instance, const workload *w, uint64_t seed, 
     return false;
 }
 
+bool workload_bind_types(attune_instance *instance, const workload *w, attention *a, failure *why)
+{
+    workload few = *w;
+    few.batch = few.kv_batch = 1;
+    shrink_lengths(&few, w, 1, 16);
+    for (uint32_t i = 0; i < few.capture_count; ++i)
+        for (uint32_t d = 0; few.captures[i].generator[0] && d < few.captures[i].values.rank; ++d) {
+            few.captures[i].values.size[d] = 1;
+            few.captures[i].extent[d] = WORKLOAD_NUMBER;
+        }
+    return workload_bind(instance, &few, 1, a, why);
+}
+
 static bool make_input(array *a, const char *tag, attune_dtype dtype, const int64_t size[4], uint64_t seed,
                        failure *why)
 {

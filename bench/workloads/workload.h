@@ -97,6 +97,9 @@ uint32_t workload_cut(const workload *w, int64_t *lengths);
 bool workload_instantiate(attune_instance *instance, const workload *w, uint64_t seed, attention *a, failure *why);
 /* The same without q, k and v, for building a mask. */
 bool workload_bind(attune_instance *instance, const workload *w, uint64_t seed, attention *a, failure *why);
+/* The same with few elements: captures have their types and ranks. For what expressions and plans are refused for,
+ * before any data is made. */
+bool workload_bind_types(attune_instance *instance, const workload *w, attention *a, failure *why);
 void workload_release(attention *a); /* accepts a zeroed one */
 
 /* Writes the number of its document to each of `total` tokens: lengths[0] tokens of document 0, and so on, starting

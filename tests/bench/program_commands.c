@@ -417,6 +417,7 @@ Test(program, bench_shapes)
     program_expect(SHAPES "--q-len 64 --heads 2 --mask 'doc[q] == doc[kv]' --capture doc=doc.npy", 0, "doc-q-doc-kv/");
 }
 
+#define QUICK " --repetitions 1 --min-time 0 --warmup-time 0 --no-peers --no-peaks"
 Test(program, benches)
 {
     program_expect("bench --list", 0, "causal");
@@ -475,20 +476,28 @@ Test(program, benches)
         "quantised keys and values are read from a cache only");
     program_expect("bench --workload causal --scale 0.0001 --repetitions 1 --min-time 0 --no-peers --kernel-options "
                    "'{\"num_warps\": 4}'",
-                   1, "num_warps");
+                   2, "attune: --kernel-options: num_warps is given");
+    /* Nor begins a row that can only fail; where another one can have the options, it runs. */
+    program_expect("bench --mask 'window(' --q-len 37", 2, "attune: mask of window: ");
+    program_expect("bench --q-len 37 --kernel-options '{\"BLOCK_M\": 63}'", 2, "--kernel-options: BLOCK_M is 63");
+    program_expect("bench --workload serving --kernel-options '{\"BLOCK_M\": 63}'", 2,
+                   "--kernel-options: BLOCK_M is 63");
+    program_expect("bench --q-len 37 --direction step --kernel-options '{\"BLOCK_N2\": 63}'", 2,
+                   "--kernel-options: BLOCK_N2 is 63");
+    program_expect("bench --q-len 1,37 --kv-len 900 --heads 2 --kernel-options '{\"SPLIT_KV\": 2}'" QUICK, 1,
+                   "1 ok, 1 failed");
 }
 
 /* Whatever is wrong with an input is said on the standard error, also where the output goes to a file; and at once. */
 Test(program, failures_are_said)
 {
-#define QUICK " --repetitions 1 --min-time 0 --warmup-time 0 --no-peers --no-peaks"
     static const struct {
         const char *workload, *words;
         int status;
     } wrong[] = {
         {"\"q_len\": 16, \"head_dim\": 16, \"kv_dtype\": \"f64\"", "kv_dtype: must be one of f32 f16 bf16", 2},
         {"\"q_len\": 16, \"head_dim\": 12", "head_dim is 12", 3},
-        {"\"q_len\": 16, \"head_dim\": 16, \"mask\": \"doc[q] == doc[kv]\"", "unknown name 'doc'", 1},
+        {"\"q_len\": 16, \"head_dim\": 16, \"mask\": \"doc[q] == doc[kv]\"", "unknown name 'doc'", 2},
         {"\"q_len\": 2147483647, \"head_dim\": 16", "2^28 rows", 2},
         {"\"q_len\": 1, \"kv_len\": 2147483647, \"head_dim\": 16, \"mask\": \"kv < 9\"", "2^28 rows", 2},
         {"\"batch\": 65536, \"heads\": 32768, \"kv_heads\": 1, \"q_len\": 1, \"kv_len\": 16, \"head_dim\": 16",
