@@ -166,10 +166,21 @@ static void complain_unknown(const char *word, const cli_option *options, uint32
     cli_unknown("option", word, option_name, options, count, "--help");
 }
 
+enum { OPTIONS_MOST = 128 };
+
+static cli_result complain_twice(const cli_option *option, const char *value)
+{
+    const bool several = strstr(option->argument, ",...") || !strcmp(option->argument, "LIST");
+    cli_error("%s is given twice, as \"%s\" and as \"%s\": expected %s", option->name, *option->value, value,
+              several ? "one list with commas" : "one of them");
+    return CLI_WRONG;
+}
+
 /* `most` words that are no options. */
 static cli_result parse(const char *usage, const cli_option *options, uint32_t option_count, int argc, char **argv,
                         cli_list *words, uint32_t most)
 {
+    bool given[OPTIONS_MOST] = {false};
     for (int i = 1; i < argc; i++) {
         const char *word = argv[i];
         if (!strcmp(word, "--help") || !strcmp(word, "-h")) {
@@ -208,6 +219,10 @@ static cli_result parse(const char *usage, const cli_option *options, uint32_t o
             return CLI_WRONG;
         }
         if (option->value) {
+            const size_t index = (size_t)(option - options) % OPTIONS_MOST;
+            if (given[index])
+                return complain_twice(option, value);
+            given[index] = true;
             *option->value = value;
         } else if (option->list->count < CLI_REPEATS) {
             option->list->value[option->list->count++] = value;

@@ -53,9 +53,9 @@ typedef struct cli_option {
 typedef enum cli_result { CLI_GO, CLI_HELPED, CLI_WRONG } cli_result;
 
 /*
- * Parses --name value and --name=value; only an expression's value (argument "EXPR") may be empty. The first word that
- * is not an option is stored in *positional; if that is NULL it is an error. --help prints usage and the options with
- * their defaults. For CLI_WRONG an error was printed.
+ * Parses --name value and --name=value, each once, except flags and lists, of at most 128 options; only an expression's
+ * value (argument "EXPR") may be empty. The first word that is not an option is stored in *positional; if that is NULL
+ * it is an error. --help prints usage and the options with their defaults. For CLI_WRONG an error was printed.
  */
 cli_result cli_parse(const char *usage, const cli_option *options, uint32_t option_count, int argc, char **argv,
                      const char **positional);

@@ -153,6 +153,16 @@ Test(program, words_that_are_wrong)
     program_expect("bench --mask 'x[q] == 1' --capture x=document:a", 2, "a length behind the colon");
     program_expect("bench --mask 'x[q] == 1' --capture x", 2, "NAME=GENERATOR");
     program_expect("bench --mask 'q > n' --param n=1 --param n=2", 2, "given twice");
+    /* An option has one value, unless it repeats. */
+    program_expect("run --mask a --mask b", 2, "--mask is given twice, as \"a\" and as \"b\": expected one of them");
+    program_expect("mask causal --q-len 64 --q-len=65", 2, "--q-len is given twice, as \"64\" and as \"65\"");
+    program_expect("run --out a.npy --out a.npy", 2, "--out is given twice");
+    program_expect("compile --head-dim 64 --head-dim 128", 2,
+                   "--head-dim is given twice, as \"64\" and as \"128\": expected one list with commas");
+    program_expect("bench --scale 0.1 --scale 0.2", 2, "--scale is given twice");
+    program_expect("bench --q-len 1 --q-len 2", 2, "expected one list with commas");
+    program_expect("expr 'q > m + n' --param m=1 --param n=2", 0, "parameter n");
+    program_expect("devices --json --json", 0, "cpu");
     for (const char *const *c = (const char *const[]){"devices", "expr", "mask", "explain", "run", "check", "bench",
                                                       "compile", "report", NULL};
          *c; c++) {
