@@ -136,6 +136,8 @@ static bool check_ranks(bench_options *o, bool layout, bool link, bool overlap)
         return bad("--layout is given, but decode deals its keys in turn");
     if (overlap && o->row.pass == ROW_DECODE)
         return bad("--overlap is given, but in decode keys stay where they are");
+    if (o->ranks.send && o->row.pass != ROW_DECODE)
+        return bad("--send is of queries and results in decode: give --direction decode, or leave out --send");
     if (o->row.segments || o->masks || o->peers)
         return bad("%s and --ranks exclude each other", o->row.segments ? "--segments"
                                                         : o->masks      ? "--masks"
@@ -153,17 +155,24 @@ static void complete_json(int argc, char **argv)
 }
 
 /* Options of attention's rows, which a run of masks alone does not have. */
-static bool check_masks(const bench_options *o)
+static bool check_masks(const bench_options *o, bool device)
 {
     if (!o->masks || o->workloads || o->file || shapes_given(&o->shapes))
         return true;
     const struct {
         const char *name;
         bool given;
-    } others[] = {{"--dtype", o->dtypes},          {"--kv-dtype", o->kv_dtype_text},
-                  {"--o-dtype", o->o_dtype_text},  {"--direction", o->row.pass != ROW_FORWARD},
-                  {"--segments", o->row.segments}, {"--kernel-options", o->kernel},
-                  {"--layers", o->row.layers},     {"--pack", o->packs.count}};
+    } others[] = {{"--device", device},
+                  {"--scale", o->scale_given},
+                  {"--no-check", !o->row.check},
+                  {"--dtype", o->dtypes},
+                  {"--kv-dtype", o->kv_dtype_text},
+                  {"--o-dtype", o->o_dtype_text},
+                  {"--direction", o->row.pass != ROW_FORWARD},
+                  {"--segments", o->row.segments},
+                  {"--kernel-options", o->kernel},
+                  {"--layers", o->row.layers},
+                  {"--pack", o->packs.count}};
     for (uint32_t i = 0; i < sizeof others / sizeof others[0]; ++i)
         if (others[i].given)
             return bad("%s has no row with --masks alone, which times the building of masks: add --workload",
@@ -177,7 +186,8 @@ cli_result bench_options_parse(bench_options *o, int argc, char **argv)
                *scale = "";
     const char *layers = "", *noise = "", *format = "table", *ranks = "", *layout = "", *link = "", *overlap = "";
     bool no_check = false, wide = false;
-    *o = (bench_options){.devices = "cpu", .direction = "forward"};
+    static const char default_device[] = "cpu";
+    *o = (bench_options){.devices = default_device, .direction = "forward"};
     complete_json(argc, argv);
     const cli_option options[] = {
         {.name = "--workload",
@@ -369,7 +379,7 @@ cli_result bench_options_parse(bench_options *o, int argc, char **argv)
     if (good && shapes_given(&o->shapes) && (o->file || o->workloads))
         good =
             bad("%s excludes --q-len and the other options that define workloads", o->file ? "--file" : "--workload");
-    good = good && check_masks(o);
+    good = good && check_masks(o, o->devices != default_device);
     if (good && !o->baseline && (o->fail_on_slower || *noise))
         good = bad("%s requires --compare", *noise ? "--noise" : "--fail-on-slower");
     return good ? CLI_GO : CLI_WRONG;

@@ -75,6 +75,8 @@ Test(program, words_that_are_wrong)
     program_expect("bench --ranks 2 --overlap maybe", 2, "expected auto, on, off, heads or read");
     program_expect("bench --overlap off", 2, "--overlap requires --ranks");
     program_expect("bench --send", 2, "--send requires --ranks");
+    program_expect("bench --ranks 2 --send", 2, "give --direction decode, or leave out --send");
+    program_expect("bench --ranks 2 --send --direction backward", 2, "--send is of queries and results in decode");
     program_expect("bench --ranks 2 --direction decode --overlap off", 2, "in decode keys stay");
     program_expect("bench --direction decode", 2, "requires --ranks");
     program_expect("bench --ranks 2 --direction decode --layout cut", 2, "deals its keys in turn");
@@ -115,6 +117,10 @@ Test(program, words_that_are_wrong)
     program_expect("bench --workload causal --doc-lengths none", 2, "--doc-lengths: none: ");
     program_expect("bench --masks --dtype f16", 2, "--dtype has no row with --masks alone");
     program_expect("bench --masks --direction step", 2, "--direction has no row with --masks alone");
+    program_expect("bench --masks --device vulkan", 2, "--device has no row with --masks alone");
+    program_expect("bench --masks --device cpu", 2, "--device has no row with --masks alone");
+    program_expect("bench --masks --scale 0.5", 2, "--scale has no row with --masks alone");
+    program_expect("bench --masks --no-check", 2, "--no-check has no row with --masks alone");
     program_expect("bench --compare none.json", 2, "--compare: unable to open none.json");
     program_expect("bench --json /nowhere/b.json", 2, "--json: /nowhere/b.json");
     program_expect("compile --arch sm_86 --workload causal -o /nowhere/x", 2, "-o: /nowhere/x");
