@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* Names in expressions on the command line: with data, declared, or inferred from the text. */
 #include "bench/program/cli.h"
+#include "bench/workloads/workload.h"
 
 #include <ctype.h>
 #include <stdio.h>
@@ -303,27 +304,13 @@ bool cli_bindings_complete(const bindings *names, const attune_expr *expr)
     return true;
 }
 
-static bool stands_in(const char *name, const char *text)
-{
-    const size_t length = strlen(name);
-    for (const char *c = text; c && *c;) {
-        const char *word = c;
-        while (isalnum((unsigned char)*c) || *c == '_')
-            c++;
-        if ((size_t)(c - word) == length && !strncmp(word, name, length))
-            return true;
-        c += c == word;
-    }
-    return false;
-}
-
 bool cli_bindings_used(const bindings *names, const char *mask, const char *score)
 {
     /* In the order of cli_bindings_load: captures, parameters, declarations. */
     const uint32_t given = names->capture_count + names->parameter_count;
     for (uint32_t i = 0; i < names->symbol_count - names->inferred; i++) {
         const char *name = names->symbols[i].name;
-        if (!stands_in(name, mask) && !stands_in(name, score)) {
+        if (!(mask && workload_text_has(mask, name)) && !(score && workload_text_has(score, name))) {
             cli_error("%s %s: no expression uses that name",
                       i < names->capture_count ? "--capture"
                       : i < given              ? "--param"

@@ -90,7 +90,7 @@ int cmd_expr(int argc, char **argv)
             cli_error("%s", attune_last_error());
         else if (!*text)
             cli_error("the expression is empty");
-        else if (cli_expr(instance, kind, text, names, &expr))
+        else if (cli_bindings_used(names, text, NULL) && cli_expr(instance, kind, text, names, &expr))
             code = print_expr(expr, ir         ? ATTUNE_EXPR_IR
                                     : c        ? ATTUNE_EXPR_C
                                     : gradient ? ATTUNE_EXPR_GRADIENT

@@ -113,18 +113,6 @@ static bool read_list(const char *option, const char *text, list *out)
 /* ------------------------------------------------------------------------------------------------------ one workload
  */
 
-/* Whether a name is a word of an expression. */
-static bool has_word(const char *text, const char *name, size_t length)
-{
-    for (const char *at = text; *at;) {
-        const size_t word = strspn(at, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_");
-        if (word == length && !strncmp(at, name, length))
-            return true;
-        at += word ? word : 1;
-    }
-    return false;
-}
-
 /* "window(1024)" as "window-1024". */
 static void add_name(char *name, size_t size, const char *text)
 {
@@ -224,7 +212,7 @@ static json_t *used_of(const json_t *all, const char *mask, const char *score)
     const char *key;
     json_object_foreach((json_t *)(uintptr_t)all, key, value)
     {
-        if (has_word(mask, key, strlen(key)) || has_word(score, key, strlen(key)))
+        if (workload_text_has(mask, key) || workload_text_has(score, key))
             (void)json_object_set(used, key, value);
     }
     return used;
@@ -267,9 +255,9 @@ static bool are_used(const char *option, const json_t *names, const cli_list *ma
     {
         bool used = false;
         for (uint32_t i = 0; i < masks->count; i++)
-            used |= has_word(masks->value[i], key, strlen(key));
+            used |= workload_text_has(masks->value[i], key);
         for (uint32_t i = 0; i < scores->count; i++)
-            used |= has_word(scores->value[i], key, strlen(key));
+            used |= workload_text_has(scores->value[i], key);
         if (!used) {
             cli_error("%s %s: no expression uses that name", option, key);
             return false;

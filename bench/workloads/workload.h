@@ -113,6 +113,9 @@ typedef struct workload_generator {
 } workload_generator;
 const workload_generator *workload_generator_get(uint32_t index);
 
+/* Whether a name is a word of an expression. */
+bool workload_text_has(const char *text, const char *name);
+
 /* A JSON file: an object or an array of objects with the fields of this struct (docs/benchmarking.md); the file is
  * untrusted. Release *list with workload_list_free. Paths of NPY files in it are relative to the working directory. */
 bool workload_load(const char *path, workload **list, uint32_t *count, failure *why);

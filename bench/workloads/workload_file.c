@@ -383,6 +383,28 @@ static double elements(int64_t batch, int64_t heads, int64_t length, uint32_t di
     return (double)batch * (double)heads * (double)length * (double)dim;
 }
 
+bool workload_text_has(const char *text, const char *name)
+{
+    const size_t length = strlen(name);
+    for (const char *at = text; *at;) {
+        const size_t word = strspn(at, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_");
+        if (word == length && !strncmp(at, name, length))
+            return true;
+        at += word ? word : 1;
+    }
+    return false;
+}
+
+/* A name that no expression reads is misspelt, or the expression is. */
+static bool is_read(const location *at, const workload *w, const char *what, const char *name)
+{
+    char problem[160];
+    if (workload_text_has(w->mask, name) || workload_text_has(w->score, name))
+        return true;
+    (void)snprintf(problem, sizeof problem, "neither mask nor score uses %s: leave it out, or use it", name);
+    return fail_field(at, what, problem);
+}
+
 /* Sets defaults, and checks the relations between fields. */
 static bool finish(const location *at, workload *w)
 {
@@ -419,6 +441,12 @@ static bool finish(const location *at, workload *w)
     if (elements(w->batch, w->kv_heads, w->kv_len, 1) > ROW_LIMIT)
         return fail_field(at, "kv_len",
                           "k would have more than 2^28 rows over batch and heads, the limit: make them fewer");
+    for (uint32_t i = 0; i < w->capture_count; ++i)
+        if (!is_read(at, w, "captures", w->captures[i].name))
+            return false;
+    for (uint32_t i = 0; i < w->parameter_count; ++i)
+        if (!is_read(at, w, "parameters", w->parameters[i].name))
+            return false;
     uint32_t dim = w->head_dim > w->head_dim_v ? w->head_dim : w->head_dim_v;
     if (elements(w->batch, w->heads, w->q_len, dim) > ELEMENT_LIMIT ||
         elements(w->batch, w->kv_heads, w->kv_len, dim) > ELEMENT_LIMIT)

@@ -96,6 +96,9 @@ Test(program, words_that_are_wrong)
                    "--out: /nowhere/o.npy cannot be written");
     program_expect("run --q q.npy --k k.npy --v v.npy --out o.npy --block 64", 2, "requires --mask");
     program_expect("mask causal --param n=3", 2, "no expression uses that name");
+    program_expect("expr causal --param n=3", 2, "--param n: no expression uses that name");
+    program_expect("expr --score 'score + 1' --declare 'doc:i32[1]'", 2, "--declare doc: no expression uses that name");
+    program_expect("expr 'q > n' --param n=3", 0, "parameter n: i32");
     program_expect("mask causal --plane 1,0", 2, "a batch below 1");
     program_expect("mask causal --png m.png --pixels 799", 2,
                    "--pixels is \"799\", expected a whole number from 800 to 16384");

@@ -321,6 +321,9 @@ Test(workload, bad_files_have_a_reason)
         {BASE ", \"captures\": {\"x\": {\"values\": [1.5], \"dtype\": \"i32\"}}}", "whole"},
         {BASE ", \"captures\": {\"x\": {\"values\": [300], \"dtype\": \"u8\"}}}", "255"},
         {BASE ", \"parameters\": {\"x\": \"y\"}}", "number"},
+        {BASE ", \"mask\": \"xx[q] > 1\", \"captures\": {\"x\": {\"values\": [1]}}}",
+         "captures: neither mask nor score uses x"},
+        {BASE ", \"score\": \"score * h\", \"parameters\": {\"n\": 1}}", "parameters: neither mask nor score uses n"},
         {BASE ", \"parameters\": {\"x\": {\"value\": 1, \"dtype\": \"f16\"}}}", "i32 or f32"},
         {BASE ", \"parameters\": {\"x\": {\"value\": 1, \"shrink\": \"much\"}}}", "shrink"},
     };
