@@ -79,15 +79,16 @@ static bool read_number(const location *at, const char *key, const json_t *value
     return true;
 }
 
-static bool read_dtype(const location *at, const char *key, const json_t *value, attune_dtype *out)
+/* One of the types that are words of `problem`, what is wrong with another one. */
+static bool read_dtype(const location *at, const char *key, const json_t *value, const char *problem, attune_dtype *out)
 {
-    if (json_is_string(value))
-        for (int d = ATTUNE_F32; d <= ATTUNE_BOOL; ++d)
-            if (!strcmp(json_string_value(value), attune_dtype_string((attune_dtype)d))) {
-                *out = (attune_dtype)d;
-                return true;
-            }
-    return fail_field(at, key, "must be one of f32 f16 bf16 f64 i32 i64 u8 bool");
+    for (int d = ATTUNE_F32; json_is_string(value) && d <= ATTUNE_BOOL; ++d)
+        if (!strcmp(json_string_value(value), attune_dtype_string((attune_dtype)d)) &&
+            workload_text_has(problem, json_string_value(value))) {
+            *out = (attune_dtype)d;
+            return true;
+        }
+    return fail_field(at, key, problem);
 }
 
 static bool is_name(const char *text)
@@ -166,7 +167,7 @@ static bool read_values(const location *at, const char *name, const json_t *obje
     for (size_t i = 0; i < count && !dtype; ++i)
         if (!json_is_integer(json_array_get(values, i)))
             shape.dtype = ATTUNE_F32;
-    if (dtype && !read_dtype(at, name, dtype, &shape.dtype))
+    if (dtype && !read_dtype(at, name, dtype, "dtype must be one of f32 f16 bf16 i32 i64 u8 bool", &shape.dtype))
         return false;
     if (!array_create(&c->values, shape.dtype, shape.rank, shape.size, at->why))
         return false;
@@ -271,10 +272,8 @@ static bool read_parameter(const location *at, const char *name, const json_t *v
     if (!number || !read_number(at, name, number, -3e38, 3e38, &p->value))
         return fail_field(at, name, "must be a number, or an object with value, dtype and shrink");
     p->dtype = json_is_integer(number) ? ATTUNE_I32 : ATTUNE_F32;
-    if (dtype && !read_dtype(at, name, dtype, &p->dtype))
+    if (dtype && !read_dtype(at, name, dtype, "dtype must be one of i32 f32", &p->dtype))
         return false;
-    if (p->dtype != ATTUNE_I32 && p->dtype != ATTUNE_F32)
-        return fail_field(at, name, "a parameter is i32 or f32");
     if (p->dtype == ATTUNE_I32 && (p->value != floor(p->value) || fabs(p->value) >= 0x1p31))
         return fail_field(at, name, "must be a whole number that fits i32");
     if (shrink) {
@@ -342,17 +341,10 @@ static bool read_field(const location *at, const char *key, const json_t *value,
         return read_string(at, key, value, w->mask, sizeof w->mask);
     if (!strcmp(key, "score"))
         return read_string(at, key, value, w->score, sizeof w->score);
-    if (!strcmp(key, "dtype")) {
-        if (!read_dtype(at, key, value, &w->dtype))
-            return false;
-        return w->dtype <= ATTUNE_F64 || fail_field(at, key, "must be one of f32 f16 bf16 f64");
-    }
-    if (!strcmp(key, "kv_dtype") || !strcmp(key, "o_dtype")) {
-        attune_dtype *const of = *key == 'k' ? &w->kv_dtype : &w->o_dtype;
-        if (!read_dtype(at, key, value, of))
-            return false;
-        return *of <= ATTUNE_BF16 || fail_field(at, key, "must be one of f32 f16 bf16");
-    }
+    if (!strcmp(key, "dtype"))
+        return read_dtype(at, key, value, "must be one of f32 f16 bf16 f64", &w->dtype);
+    if (!strcmp(key, "kv_dtype") || !strcmp(key, "o_dtype"))
+        return read_dtype(at, key, value, "must be one of f32 f16 bf16", *key == 'k' ? &w->kv_dtype : &w->o_dtype);
     if (!strcmp(key, "head_dim") || !strcmp(key, "head_dim_v")) {
         int64_t n = 0;
         if (!read_integer(at, key, value, 1, 4096, &n))

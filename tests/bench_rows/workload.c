@@ -302,7 +302,12 @@ Test(workload, bad_files_have_a_reason)
         {BASE ", \"side\": 4}", "square"},
         {BASE ", \"segments\": 25}", "from 2"},
         {BASE ", \"kv_len\": 16, \"segments\": 3}", "kv_len"},
-        {BASE ", \"dtype\": \"i32\"}", "dtype"},
+        {BASE ", \"dtype\": \"i32\"}", "dtype: must be one of f32 f16 bf16 f64"},
+        {BASE ", \"dtype\": \"half\"}", "dtype: must be one of f32 f16 bf16 f64"},
+        {BASE ", \"kv_dtype\": \"half\"}", "kv_dtype: must be one of f32 f16 bf16"},
+        {BASE ", \"o_dtype\": \"f64\"}", "o_dtype: must be one of f32 f16 bf16"},
+        {BASE ", \"captures\": {\"x\": {\"values\": [1], \"dtype\": \"f64\"}}}",
+         "x: dtype must be one of f32 f16 bf16 i32 i64 u8 bool"},
         {BASE ", \"mask\": 1}", "string"},
         {BASE ", \"scale\": 0}", "scale"},
         {BASE ", \"captures\": []}", "captures"},
@@ -324,7 +329,7 @@ Test(workload, bad_files_have_a_reason)
         {BASE ", \"mask\": \"xx[q] > 1\", \"captures\": {\"x\": {\"values\": [1]}}}",
          "captures: neither mask nor score uses x"},
         {BASE ", \"score\": \"score * h\", \"parameters\": {\"n\": 1}}", "parameters: neither mask nor score uses n"},
-        {BASE ", \"parameters\": {\"x\": {\"value\": 1, \"dtype\": \"f16\"}}}", "i32 or f32"},
+        {BASE ", \"parameters\": {\"x\": {\"value\": 1, \"dtype\": \"f16\"}}}", "x: dtype must be one of i32 f32"},
         {BASE ", \"parameters\": {\"x\": {\"value\": 1, \"shrink\": \"much\"}}}", "shrink"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; ++i) {
@@ -333,7 +338,10 @@ Test(workload, bad_files_have_a_reason)
         failure why = {{0}};
         cr_assert_not(workload_parse(bad[i].text, strlen(bad[i].text), "text", false, &list, &count, &why), "%s",
                       bad[i].text);
-        cr_assert(strstr(why.message, bad[i].reason), "%s: %s", bad[i].text, why.message);
+        const char *found = strstr(why.message, bad[i].reason);
+        cr_assert(found, "%s: %s", bad[i].text, why.message);
+        if (strstr(bad[i].reason, "must be one of"))
+            cr_assert_str_eq(found, bad[i].reason, "types that the field refuses are not listed");
         cr_assert(list == NULL && count == 0);
     }
     workload *list;
