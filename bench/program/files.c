@@ -57,28 +57,14 @@ static bool read_tensor(const char *option, const char *path, attune_dtype dtype
 static bool read_integers(const char *option, const char *path, bool bits, array *out)
 {
     failure why;
-    array file;
-    if (!npy_read(path, &file, &why)) {
-        cli_error("%s: %s", option, why.message);
-        return false;
-    }
-    const double least = INT32_MIN, most = bits ? UINT32_MAX : INT32_MAX;
-    bool good = file.dtype == ATTUNE_I32 || file.dtype == ATTUNE_I64 || file.dtype == ATTUNE_U8;
-    if (!good)
-        cli_error("%s: %s is %s, expected integers", option, path, attune_dtype_string(file.dtype));
-    if (good && !array_create(out, ATTUNE_I32, file.rank, file.size, &why)) {
-        cli_error("%s: %s", option, why.message);
-        good = false;
-    }
-    for (int64_t i = 0; good && i < array_count(&file); i++) {
-        const double value = array_get(&file, i);
-        good = value >= least && value <= most;
-        if (good)
-            ((uint32_t *)out->data)[i] = (uint32_t)(int64_t)value;
-        else
-            cli_error("%s: %s has %.0f, expected %.0f to %.0f", option, path, value, least, most);
-    }
+    array file = {0};
+    const bool good = npy_read_integers(path, INT32_MIN, bits ? UINT32_MAX : INT32_MAX, &file, &why) &&
+                      array_create(out, ATTUNE_I32, file.rank, file.size, &why);
+    for (int64_t i = 0; good && i < array_count(&file); i++)
+        ((uint32_t *)out->data)[i] = (uint32_t)((const int64_t *)file.data)[i];
     array_free(&file);
+    if (!good)
+        cli_error("%s: %s", option, why.message);
     return good;
 }
 

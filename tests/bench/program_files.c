@@ -97,6 +97,22 @@ static void save_integers(const char *path, attune_dtype dtype, uint32_t rank, c
     array_free(&a);
 }
 
+/* A list of integers of the type that is called "u2" and the like. */
+static void save_words(const char *path, const char *type, uint32_t count, const int64_t *values)
+{
+    FILE *stream = fopen(path, "wb");
+    cr_assert_not_null(stream);
+    const size_t width = (size_t)(type[1] - '0');
+    fwrite("\x93NUMPY\1\0\x76\0", 1, 10, stream);
+    char header[119];
+    snprintf(header, sizeof header, "{'descr': '%c%s', 'fortran_order': False, 'shape': (%u,), }",
+             width > 1 ? '<' : '|', type, count);
+    fprintf(stream, "%-117s\n", header);
+    for (uint32_t i = 0; i < count; i++)
+        fwrite(&values[i], width, 1, stream); /* little-endian, as the program is */
+    cr_assert_eq(fclose(stream), 0);
+}
+
 /* A cache and a batch: what a dense call computes, what the oracle does, and what is wrong with a batch. */
 Test(program_files, serves_from_files)
 {
@@ -145,6 +161,28 @@ Test(program_files, serves_from_files)
                    "");
     cr_assert_eq(largest_difference("o.npy", "list_o.npy"), 0);
 
+    /* Lengths, starts and bits of every width; a value that does not fit is named. */
+    static const char *const widths[] = {"i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"};
+    for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++) {
+        save_words("w_lengths.npy", widths[i], 3, lengths);
+        save_words("w_starts.npy", widths[i], 4, starts);
+        program_expect("run --q q.npy --k k.npy --v v.npy --kv-len w_lengths.npy --q-start w_starts.npy --pages "
+                       "table.npy --mask 'q >= kv' --out w.npy",
+                       0, "");
+        cr_assert_eq(largest_difference("o.npy", "w.npy"), 0);
+    }
+    const int64_t large[] = {20, -1, 0}, past_i32[] = {20, INT64_C(1) << 32, 0};
+#define WIDE                                                                                                           \
+    "run --q q.npy --k k.npy --v v.npy --q-start starts.npy --pages table.npy --out x.npy --kv-len w_lengths.npy"
+    save_words("w_lengths.npy", "u8", 3, large);
+    program_expect(WIDE, 2, "--kv-len: w_lengths.npy: has 18446744073709551615, expected -2147483648 to 2147483647");
+    save_words("w_lengths.npy", "u4", 3, large);
+    program_expect(WIDE, 2, "has 4294967295, expected -2147483648 to 2147483647");
+    save_words("w_lengths.npy", "i8", 3, past_i32);
+    program_expect(WIDE, 2, "has 4294967296, expected -2147483648 to 2147483647");
+    save_words("w_lengths.npy", "c8", 3, lengths);
+    program_expect(WIDE, 2, "element type '<c8', expected integers: |i1 <i2 <i4 <i8 |u1 <u2 <u4 or <u8");
+
     save_integers("long.npy", ATTUNE_I32, 1, three, (int64_t[]){20, 25, 0});
     save_integers("falling.npy", ATTUNE_I32, 1, four, (int64_t[]){0, 3, 2, 12});
     save_integers("past.npy", ATTUNE_I32, 1, four, (int64_t[]){0, 3, 10, 15});
@@ -158,7 +196,7 @@ Test(program_files, serves_from_files)
         {"run --q q.npy --k k.npy --v v.npy --kv-len lengths.npy --q-start past.npy --pages table.npy --out x.npy",
          "at most the 14 of q"},
         {"run" BATCH "--pages list.npy --out x.npy", "the block table has rank 1, expected 2"},
-        {"run" BATCH "--pages q.npy --out x.npy", "expected integers"},
+        {"run" BATCH "--pages q.npy --out x.npy", "element type '<f4', expected integers"},
         {"run" BATCH "--pages-start list_starts.npy --out x.npy", "need the block table"},
         {"run --q q.npy --k k.npy --v v.npy --kv-len lengths.npy --pages table.npy --out x.npy",
          "need the start of each sequence"},

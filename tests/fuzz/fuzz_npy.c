@@ -21,5 +21,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     } else if (!why.message[0]) {
         abort();
     }
+    why.message[0] = '\0';
+    if (npy_parse_integers(data, size, "input", INT32_MIN, UINT32_MAX, &a, &why)) {
+        for (int64_t i = 0; i < array_count(&a); i++)
+            if (array_get(&a, i) < INT32_MIN || array_get(&a, i) > UINT32_MAX)
+                abort();
+        array_free(&a);
+    } else if (!why.message[0]) {
+        abort();
+    }
     return 0;
 }

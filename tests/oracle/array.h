@@ -48,6 +48,10 @@ attune_array array_view(const array *a);
 bool npy_read(const char *path, array *out, failure *why);
 bool npy_parse(const void *bytes, size_t length, const char *name, array *out, failure *why);
 bool npy_write(FILE *file, const array *a);
+/* Integers of 1, 2, 4 or 8 bytes, signed or not, as i64. A value outside of least to most is an error. */
+bool npy_read_integers(const char *path, int64_t least, int64_t most, array *out, failure *why);
+bool npy_parse_integers(const void *bytes, size_t length, const char *name, int64_t least, int64_t most, array *out,
+                        failure *why);
 
 /* Deterministic random numbers: SplitMix64. */
 typedef struct random_state {

@@ -145,7 +145,9 @@ static bool read_header(cursor *c, header *h, const char *name, failure *why)
     return true;
 }
 
-bool npy_parse(const void *bytes, size_t length, const char *name, array *out, failure *why)
+/* Reads the header. The data is behind it: *data, of *had bytes. */
+static bool find_data(const void *bytes, size_t length, const char *name, header *h, const unsigned char **data,
+                      size_t *had, failure *why)
 {
     const unsigned char *b = bytes;
     if (length < 10 || memcmp(b, "\x93NUMPY", 6) != 0)
@@ -165,14 +167,43 @@ bool npy_parse(const void *bytes, size_t length, const char *name, array *out, f
         return failure_set(why, "%s: the header has %zu bytes, the file only %zu more", name, header_length,
                            length - prefix);
 
-    header h;
     const char *text = (const char *)b + prefix;
     cursor c = {text, text + header_length};
-    if (!read_header(&c, &h, name, why))
+    if (!read_header(&c, h, name, why))
         return false;
     skip_space(&c);
     if (c.at != c.end)
         return failure_set(why, "%s: the header goes on after its dictionary", name);
+    *data = b + prefix + header_length;
+    *had = length - prefix - header_length;
+    return true;
+}
+
+/* Whether the data is that of the shape, with elements of so many bytes. */
+static bool is_whole(const header *h, size_t element, size_t had, const char *name, failure *why)
+{
+    if (h->fortran && h->rank > 1)
+        return failure_set(why, "%s: the array is in Fortran order: save numpy.ascontiguousarray of it", name);
+    size_t count = 1, wanted;
+    for (uint32_t i = 0; i < h->rank; i++) {
+        if (h->size[i] == 0)
+            return failure_set(why, "%s: dimension %u has size 0: the array is empty", name, i);
+        if (__builtin_mul_overflow(count, (size_t)h->size[i], &count))
+            return failure_set(why, "%s: the shape has more than 2^64 elements", name);
+    }
+    if (__builtin_mul_overflow(count, element, &wanted) || wanted != had)
+        return failure_set(why, "%s: the shape asks for %zu elements of %zu bytes, the file has %zu bytes of data",
+                           name, count, element, had);
+    return true;
+}
+
+bool npy_parse(const void *bytes, size_t length, const char *name, array *out, failure *why)
+{
+    header h;
+    const unsigned char *data;
+    size_t had;
+    if (!find_data(bytes, length, name, &h, &data, &had, why))
+        return false;
     attune_dtype dtype = (attune_dtype)0;
     for (size_t i = 0; i < sizeof types / sizeof types[0]; i++)
         if (!strcmp(types[i].descr, h.descr))
@@ -180,54 +211,100 @@ bool npy_parse(const void *bytes, size_t length, const char *name, array *out, f
     if (!attune_dtype_size(dtype))
         return failure_set(why, "%s: element type '%s', expected <f4 <f8 <f2 <i4 <i8 |u1 |b1 or bfloat16 (|V2)", name,
                            h.descr);
-    if (h.fortran && h.rank > 1)
-        return failure_set(why, "%s: the array is in Fortran order: save numpy.ascontiguousarray of it", name);
-    size_t count = 1;
-    for (uint32_t i = 0; i < h.rank; i++) {
-        if (h.size[i] == 0)
-            return failure_set(why, "%s: dimension %u has size 0: the array is empty", name, i);
-        if (__builtin_mul_overflow(count, (size_t)h.size[i], &count))
-            return failure_set(why, "%s: the shape has more than 2^64 elements", name);
-    }
-    size_t wanted, had = length - prefix - header_length;
-    if (__builtin_mul_overflow(count, attune_dtype_size(dtype), &wanted) || wanted != had)
-        return failure_set(why, "%s: the shape asks for %zu elements of %zu bytes, the file has %zu bytes of data",
-                           name, count, attune_dtype_size(dtype), had);
-    if (!array_create(out, dtype, h.rank, h.size, why))
+    if (!is_whole(&h, attune_dtype_size(dtype), had, name, why) || !array_create(out, dtype, h.rank, h.size, why))
         return false;
-    memcpy(out->data, b + prefix + header_length, wanted);
+    memcpy(out->data, data, had);
     return true;
 }
 
-bool npy_read(const char *path, array *out, failure *why)
+/* The little-endian integer of so many bytes at `data`, whose high bits are copies of its sign. */
+static uint64_t integer_at(const unsigned char *data, size_t width, bool is_signed)
+{
+    uint64_t bits = 0;
+    memcpy(&bits, data, width);
+    const uint64_t sign = UINT64_C(1) << (8 * width - 1);
+    return is_signed ? (bits ^ sign) - sign : bits;
+}
+
+bool npy_parse_integers(const void *bytes, size_t length, const char *name, int64_t least, int64_t most, array *out,
+                        failure *why)
+{
+    header h;
+    const unsigned char *data;
+    size_t had;
+    if (!find_data(bytes, length, name, &h, &data, &had, why))
+        return false;
+    const char order = h.descr[0], kind = order ? h.descr[1] : '\0', width = kind ? h.descr[2] : '\0';
+    if (strlen(h.descr) != 3 || (order != '<' && (order != '|' || width != '1')) || (kind != 'i' && kind != 'u') ||
+        !strchr("1248", width))
+        return failure_set(why, "%s: element type '%s', expected integers: |i1 <i2 <i4 <i8 |u1 <u2 <u4 or <u8", name,
+                           h.descr);
+    const size_t element = (size_t)(width - '0');
+    const bool is_signed = kind == 'i';
+    if (!is_whole(&h, element, had, name, why))
+        return false;
+    for (size_t i = 0; i < had; i += element) {
+        const uint64_t bits = integer_at(data + i, element, is_signed);
+        if (!is_signed && bits > INT64_MAX)
+            return failure_set(why, "%s: has %" PRIu64 ", expected %" PRId64 " to %" PRId64, name, bits, least, most);
+        if ((int64_t)bits < least || (int64_t)bits > most)
+            return failure_set(why, "%s: has %" PRId64 ", expected %" PRId64 " to %" PRId64, name, (int64_t)bits, least,
+                               most);
+    }
+    if (!array_create(out, ATTUNE_I64, h.rank, h.size, why))
+        return false;
+    for (size_t i = 0; i < had / element; i++)
+        ((int64_t *)out->data)[i] = (int64_t)integer_at(data + i * element, element, is_signed);
+    return true;
+}
+
+/* The bytes of a file, to be freed. */
+static char *read_file(const char *path, size_t *length, failure *why)
 {
     FILE *file = fopen(path, "rb");
-    if (!file)
-        return failure_set(why, "%s: %s", path, strerror(errno));
-    bool ok = false;
+    if (!file) {
+        failure_set(why, "%s: %s", path, strerror(errno));
+        return NULL;
+    }
     char *bytes = NULL;
-    size_t length;
     struct stat about;
     /* A directory or a pipe has no length to hold the header against. */
     if (fstat(fileno(file), &about) != 0 || !S_ISREG(about.st_mode)) {
         failure_set(why, "%s: not a regular file", path);
         goto done;
     }
-    length = (size_t)about.st_size;
-    bytes = malloc(length ? length : 1);
+    *length = (size_t)about.st_size;
+    bytes = malloc(*length ? *length : 1);
     if (!bytes) {
-        failure_set(why, "%s: out of memory: %zu bytes", path, length);
+        failure_set(why, "%s: out of memory: %zu bytes", path, *length);
         goto done;
     }
     errno = 0;
-    if (fread(bytes, 1, length, file) != length) {
+    if (fread(bytes, 1, *length, file) != *length) {
         failure_set(why, "%s: could not be read whole: %s", path, errno ? strerror(errno) : "it got shorter");
-        goto done;
+        free(bytes);
+        bytes = NULL;
     }
-    ok = npy_parse(bytes, length, path, out, why);
 done:
-    free(bytes);
     (void)fclose(file);
+    return bytes;
+}
+
+bool npy_read(const char *path, array *out, failure *why)
+{
+    size_t length;
+    char *bytes = read_file(path, &length, why);
+    const bool ok = bytes && npy_parse(bytes, length, path, out, why);
+    free(bytes);
+    return ok;
+}
+
+bool npy_read_integers(const char *path, int64_t least, int64_t most, array *out, failure *why)
+{
+    size_t length;
+    char *bytes = read_file(path, &length, why);
+    const bool ok = bytes && npy_parse_integers(bytes, length, path, least, most, out, why);
+    free(bytes);
     return ok;
 }
 
