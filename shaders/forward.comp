@@ -88,8 +88,15 @@ uvec2 thread_coord(const in uint tid)
 
 /*
  * While a slice or chunk is computed, the loads of the next one are in flight (load_*). It is stored to the other half
- * of `slices` after the arithmetic (write_*), so that one barrier for each step is enough.
+ * of `slices` after the arithmetic (write_*), so that one barrier for each step is enough. Where memory has one half
+ * alone, it is overwritten once every invocation has read it.
  */
+void other_half()
+{
+    if (SLICES_SIZE == SLICE_SIZE)
+        barrier();
+    side = SLICES_SIZE - SLICE_SIZE - side;
+}
 
 /* 1: load Q, a slice of it */
 void load_q(const in uint d0)
@@ -538,7 +545,7 @@ void main()
             } else
                 load_v(0u, tile.kv0);
             compute_s();
-            side = SLICE_SIZE - side;
+            other_half();
             if (d0 + SLICE < HEAD_DIM) {
                 write_q();
                 write_k();
@@ -563,7 +570,7 @@ void main()
                 load_k(next.row0, 0u);
             }
             accumulate_o(n0, tile.masked);
-            side = SLICE_SIZE - side;
+            other_half();
             chunk++;
             if (n0 + CHUNK < BLOCK_N)
                 write_v(tile.masked);

@@ -27,7 +27,7 @@ CONSTANT(30, uint, FETCH, 2) /* the larger of FETCH_Q + FETCH_K and FETCH_V */
 CONSTANT(31, uint, SLICE_STRIDE, 5)
 CONSTANT(32, uint, CHUNK_STRIDE, 17)
 CONSTANT(33, uint, S_STRIDE, 9)
-CONSTANT(34, uint, SLICES_SIZE, 640) /* twice SLICE_SIZE */
+CONSTANT(34, uint, SLICES_SIZE, 640) /* twice SLICE_SIZE; or once, where two halves do not fit */
 CONSTANT(35, uint, SLICE_SIZE, 320)
 CONSTANT(36, uint, S_SIZE, 288)
 CONSTANT(37, uint, ROWS_SIZE, 32)
@@ -36,7 +36,7 @@ CONSTANT(39, bool, FOLDS, false)     /* with SERVING: items fold fixed parts of 
 CONSTANT(40, uint, SUM_SIZE, 1)      /* then O_SIZE, else 1 */
 CONSTANT(41, uint, MEMBERS, 1)       /* sequences that a tile may have rows of: BLOCK_M, or 1 */
 
-SHARED(vec4, slices, OF(SLICES_SIZE)) /* twice: Q[M] and K[N] of a slice, or V[CHUNK] */
+SHARED(vec4, slices, OF(SLICES_SIZE)) /* once or twice: Q[M] and K[N] of a slice, or V[CHUNK] */
 SHARED(vec4, s, OF(S_SIZE))           /* S, then P: [M][S_STRIDE] */
 SHARED(float, rows, OF(ROWS_SIZE))    /* the rescale factor of each row of O; at the end 1 / l */
 #ifndef SUBGROUPS

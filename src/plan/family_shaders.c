@@ -80,10 +80,30 @@ const attune__tile *attune__shaders_tiles(const attune__search *search, uint32_t
 
 /* Measured on an H200 (decision 0055): NVIDIA's OpenCL compiler gives the kernel 255 registers, of which four columns
  * with eight rows of O of 128 columns need more than eight with four. */
+static uint32_t opencl_form(const attune__shape *shape)
+{
+    return shape->head_dim_v > 64 && shape->head_dim_v <= 128 ? ATTUNE__FORWARD_COLUMNS : 0;
+}
+
+static uint64_t serving_shared(const attune__shape *s, uint32_t block_m, uint32_t block_n)
+{
+    return s->tokens ? attune__serving_layout_bytes(block_n) +
+                           attune__members_layout_bytes(s->shared_sequences > 1 ? block_m : 1)
+                     : 0;
+}
+
+/* Two halves with four rows of 512 columns of V are more than the 16 KiB that every Vulkan device has. Such a problem
+ * has one half, of every tile, since not even the smallest fits otherwise. */
+static uint32_t vulkan_form(const attune_limits *limits, const attune__shape *shape)
+{
+    attune__forward_layout l;
+    const bool made = !attune__forward_layout_make(1, 4, 1, shape->head_dim, shape->head_dim_v, 0, &l);
+    return made && l.bytes + serving_shared(shape, 1, 4) > limits->shared_memory ? ATTUNE__FORWARD_ONE_HALF : 0;
+}
+
 uint32_t attune__shaders_form(const attune_limits *limits, const attune__shape *shape)
 {
-    const bool opencl = limits->backend == ATTUNE_BACKEND_OPENCL;
-    return opencl && shape->head_dim_v > 64 && shape->head_dim_v <= 128 ? ATTUNE__FORWARD_COLUMNS : 0;
+    return limits->backend == ATTUNE_BACKEND_OPENCL ? opencl_form(shape) : vulkan_form(limits, shape);
 }
 
 /* The portable kernel's workgroup: 128 threads, or what the device has, or on OpenCL what num_warps says. 256 have O of
@@ -132,11 +152,7 @@ static uint64_t scalar_shared(const attune__search *search, const attune__tile *
     if (attune__forward_layout_make(v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N], threads, search->shape->head_dim,
                                     search->shape->head_dim_v, form, &layout))
         return UINT64_MAX;
-    const attune__shape *s = search->shape;
-    return layout.bytes + (s->tokens
-                               ? attune__serving_layout_bytes(v[ATTUNE__BLOCK_N]) +
-                                     attune__members_layout_bytes(s->shared_sequences > 1 ? v[ATTUNE__BLOCK_M] : 1)
-                               : 0);
+    return layout.bytes + serving_shared(search->shape, v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N]);
 }
 
 /* NULL if the invocations can share the tile. */

@@ -42,7 +42,7 @@ static inline uint32_t attune__shaders_lanes(const attune_limits *limits)
     return limits->subgroup_size ? limits->subgroup_size : 1;
 }
 
-/* Of the portable kernel: ATTUNE__FORWARD_COLUMNS or 0. */
+/* Of the portable kernel: ATTUNE__FORWARD_COLUMNS, ATTUNE__FORWARD_ONE_HALF or 0. */
 uint32_t attune__shaders_form(const attune_limits *limits, const attune__shape *shape);
 
 /* The portable kernel and that of subgroups, which both have. */

@@ -133,7 +133,7 @@ const char *attune__forward_layout_make(uint32_t block_m, uint32_t block_n, uint
     l.SLICE_STRIDE = l.SLICE / 4 + 1;
     l.CHUNK_STRIDE = head_dim_v / 4 + 1;
     l.SLICE_SIZE = most((block_m + block_n) * l.SLICE_STRIDE, 4 * l.CHUNK_STRIDE);
-    l.SLICES_SIZE = 2 * l.SLICE_SIZE;
+    l.SLICES_SIZE = form & ATTUNE__FORWARD_ONE_HALF ? l.SLICE_SIZE : 2 * l.SLICE_SIZE;
     for (l.CHUNK = 4; !flat && 2 * l.CHUNK <= block_n && 2 * l.CHUNK * l.CHUNK_STRIDE <= l.SLICE_SIZE;)
         l.CHUNK *= 2;
     l.FETCH_Q = (block_m * (l.SLICE / 8) + threads - 1) / threads;

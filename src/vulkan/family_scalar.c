@@ -41,18 +41,23 @@ static attune__vulkan_module backward(bool keys, attune_dtype dtype)
     return modules[keys][attune__vulkan_dtype_index(dtype)];
 }
 
-static const char *make_forward(const attune__program_desc *desc, bool subgroups, bool flat, attune__forward_layout *l)
+/* limits: NULL with subgroups. */
+static const char *make_forward(const attune_limits *limits, const attune__program_desc *desc, bool flat,
+                                attune__forward_layout *l)
 {
     const attune_plan_choice *c = desc->choice;
     return attune__forward_layout_make(
         c->block_m, c->block_n, c->workgroup_invocations, desc->shape->head_dim, desc->shape->head_dim_v,
-        (subgroups ? ATTUNE__FORWARD_SUBGROUPS : 0) | (flat ? ATTUNE__FORWARD_FLAT : 0), l);
+        (limits ? attune__shaders_form(limits, desc->shape) : ATTUNE__FORWARD_SUBGROUPS) |
+            (flat ? ATTUNE__FORWARD_FLAT : 0),
+        l);
 }
 
-static const char *set_forward(const attune__program_desc *desc, bool subgroups, bool flat, uint32_t *constants)
+static const char *set_forward(const attune_limits *limits, const attune__program_desc *desc, bool flat,
+                               uint32_t *constants)
 {
     attune__forward_layout l;
-    const char *why = make_forward(desc, subgroups, flat, &l);
+    const char *why = make_forward(limits, desc, flat, &l);
     if (why)
         return why;
     l.FOLDS = desc->shape->split_keys && desc->shape->split_keys < desc->shape->kv_len;
@@ -65,15 +70,14 @@ static const char *set_forward(const attune__program_desc *desc, bool subgroups,
 static const char *set_portable(const attune_limits *limits, const attune__program_desc *desc, bool flat,
                                 uint32_t *constants)
 {
-    (void)limits;
-    return set_forward(desc, false, flat, constants);
+    return set_forward(limits, desc, flat, constants);
 }
 
 static const char *set_subgroup(const attune_limits *limits, const attune__program_desc *desc, bool flat,
                                 uint32_t *constants)
 {
     (void)limits;
-    return set_forward(desc, true, flat, constants);
+    return set_forward(NULL, desc, flat, constants);
 }
 
 static const char *make_backward(const attune__program_desc *desc, bool keys, attune__backward_layout *l)
@@ -98,9 +102,8 @@ static const char *set_backward(const attune_limits *limits, const attune__progr
 /* llvmpipe needed 22 iterations where `regular` counts 15. */
 static uint32_t most_steps(const attune_limits *limits, const attune__program_desc *desc)
 {
-    (void)limits;
     attune__forward_layout l;
-    if (make_forward(desc, false, false, &l))
+    if (make_forward(limits, desc, false, &l))
         return 0;
     const uint32_t slices = desc->shape->head_dim / l.SLICE, chunks = desc->choice->block_n / l.CHUNK;
     /* Over a cache also those of next_tile, of which a few steps skip any number of tiles. */

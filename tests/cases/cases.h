@@ -71,7 +71,7 @@ static inline attention_case case_unmixed(const attention_case *c)
 static inline bool case_supported(const attention_case *c, const char *backend, bool gradients)
 {
     const bool past_256 = c->head_dim > 256 || c->head_dim_v > 256;
-    if (!strcmp(backend, "cpu") || (!strcmp(backend, "vulkan") && !gradients))
+    if (!strcmp(backend, "cpu") || (!strncmp(backend, "vulkan", 6) && !gradients))
         return true;
     return !past_256;
 }

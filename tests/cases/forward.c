@@ -133,6 +133,18 @@ static bool make_last_row(const case_suite *s, uint32_t row, uint32_t variant, c
     return true;
 }
 
+/* Wide heads with as little shared memory as a device may have: one half of slices. A NaN that the mask hides takes the
+ * slow path. */
+static bool make_least(const case_suite *s, uint32_t row, uint32_t variant, case_job *job)
+{
+    const bool made = make_row(s, row, variant % s->dtype_count, job);
+    job->c.options = "{\"KERNEL\": \"vulkan_portable\"}";
+    job->c.sinks = false;
+    if (variant >= s->dtype_count && job->c.mask)
+        job->c.input = INPUT_NAN_HIDDEN;
+    return made && (variant < s->dtype_count || job->c.mask);
+}
+
 static const attune_dtype dtypes[] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16, ATTUNE_F64};
 static const attune_dtype half_dtypes[] = {ATTUNE_F16, ATTUNE_BF16};
 static const attune_dtype matrix_dtypes[] = {ATTUNE_F16, ATTUNE_F32}; /* of Q */
@@ -176,6 +188,13 @@ static const case_suite forward_vulkan = {.backend = "vulkan",
                                           .sample = 3 * CASE_COUNT / 2,
                                           .draw = draw,
                                           .random = 30};
+
+static const case_suite forward_least = {
+    .backend = "vulkan@vulkan-minimum", .dtypes = dtypes, .dtype_count = 3, .row = make_least, .variants = 6};
+ROW_TEST(forward_least, head_512)
+ROW_TEST(forward_least, head_512_decode)
+ROW_TEST(forward_least, head_256_512)
+ROW_TEST(forward_least, head_576_512)
 
 static const case_suite forward_shared = {
     .backend = "vulkan", .dtypes = dtypes, .dtype_count = 3, .draw = draw_shared, .random = 4};

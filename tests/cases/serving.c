@@ -566,6 +566,26 @@ Test(serving_cases, vulkan_portable)
     run_some("vulkan", "{\"KERNEL\": \"vulkan_portable\"}", 10);
 }
 
+/* Wide heads with as little shared memory as a device may have. */
+Test(serving_cases, vulkan_least)
+{
+    static const char *const names[] = {"head_512", "absorbed", "wide_nan", "latent_tree", "wide_f32"};
+    static const attune_dtype dtypes[] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16};
+    attune_instance *instance;
+    OK(attune_instance_create(NULL, &instance));
+    attune_device *device = device_or_skip(instance, "vulkan@vulkan-minimum");
+    size_t ran = 0;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        for (size_t j = 0; j < sizeof names / sizeof names[0]; j++)
+            if (!strcmp(cases[i].name, names[j])) {
+                run_case(instance, device, &cases[i], dtypes[j % 3], i);
+                ran++;
+            }
+    cr_assert_eq(ran, sizeof names / sizeof names[0]);
+    attune_device_destroy(device);
+    attune_instance_destroy(instance);
+}
+
 Test(serving_cases, vulkan_subgroup)
 {
     run_some("vulkan", "{\"KERNEL\": \"vulkan_subgroup\"}", 10);

@@ -114,7 +114,7 @@ static uint64_t sm100a(const attune_plan_choice *c, numbers x)
     return all + 2048 + 16384 * (all + 2048 > 232448 ? 0 : tiles < most_tiles ? tiles : most_tiles);
 }
 
-static uint64_t scalar(const attune_plan_choice *c, numbers x, bool portable)
+static uint64_t scalar(const attune_limits *limits, const attune_plan_choice *c, numbers x, bool portable)
 {
     if (c->direction == ATTUNE_BACKWARD) {
         uint64_t row = (x.d % 16 || x.dv % 16 ? 8 : 16) + 4;
@@ -125,7 +125,10 @@ static uint64_t scalar(const attune_plan_choice *c, numbers x, bool portable)
     if (parts > x.n / 4)
         parts = x.n / 4;
     uint64_t slices = most((x.m + x.n) * (step + 4), 4 * (x.dv + 4)), pad = portable ? 1 : parts < 4 ? parts : 4;
-    return 4 * (2 * slices + x.m * (x.n + 4 * pad) + x.m + (portable ? x.m * parts : 0) + 4);
+    /* One half of slices where the smallest tile of two, 1 x 4, does not fit. */
+    const uint64_t least = 4 * (2 * most(5 * (step + 4), 4 * (x.dv + 4)) + 4 + 4 + 1 + 1 + 4);
+    const bool one = portable && limits->backend == ATTUNE_BACKEND_VULKAN && least > limits->shared_memory;
+    return 4 * ((one ? 1 : 2) * slices + x.m * (x.n + 4 * pad) + x.m + (portable ? x.m * parts : 0) + 4);
 }
 
 /* Q where it is not held, of all lanes of a key; O, maxima and sums of each subgroup. */
@@ -243,9 +246,9 @@ uint64_t formula_bytes(const attune_limits *limits, const attune_problem *proble
     if (!strcmp(c->kernel, "opencl_decode"))
         return opencl_few_rows(x, has_factors(dtype) || has_factors(problem->v_dtype));
     if (!strcmp(c->kernel, "vulkan_subgroup") || !strcmp(c->kernel, "opencl_subgroup"))
-        return scalar(c, x, false);
+        return scalar(limits, c, x, false);
     if (!strcmp(c->kernel, "vulkan_portable") || !strcmp(c->kernel, "opencl_portable"))
-        return scalar(c, x, true);
+        return scalar(limits, c, x, true);
     if (!strcmp(c->kernel, "vulkan_coopmat"))
         return coopmat(limits, c, x);
     return UINT64_MAX;

@@ -463,6 +463,39 @@ Test(property, every_head_dimension_pair_plans_everywhere)
     cr_log_info("%" PRIu64 " plans", cases);
 }
 
+/* Heads above 256, also over a cache: a kernel has them or none, and Vulkan's have them in the least memory. */
+Test(property, wide_heads_fit_everywhere)
+{
+    static const uint32_t dims[][2] = {{8, 512}, {256, 512}, {320, 320}, {496, 496}, {512, 512}, {576, 512}, {512, 8}};
+    static const attune_dtype dtypes[] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16};
+    uint64_t cases = 0;
+    for (uint32_t i = 0; i < attune_profile_count(); i++)
+        for (uint32_t j = 0; j < 7 * 3 * 2 * 2 * 2; j++) {
+            attune_profile p = {.struct_size = sizeof p};
+            cr_assert_eq(attune_profile_get(i, &p), ATTUNE_OK);
+            attune_problem q = {.struct_size = sizeof q, .head_dim = dims[j % 7][0], .head_dim_v = dims[j % 7][1]};
+            q.dtype = dtypes[j / 7 % 3];
+            q.heads = 8;
+            q.kv_heads = 2;
+            q.batch = 4;
+            q.q_len = j / 21 % 2 ? 1 : 300;
+            q.kv_len = 4096;
+            q.tokens = j / 42 % 2 ? 500 : 0;
+            if (j / 84 && p.limits.backend == ATTUNE_BACKEND_VULKAN)
+                p.limits.shared_memory = 16384;
+            attune_plan_choice c = {.struct_size = sizeof c};
+            const attune_status status = attune_plan_choose(&p.limits, &q, NULL, &c);
+            cr_assert(status == ATTUNE_OK || status == ATTUNE_UNSUPPORTED, "%s: %s", describe(&p, &q),
+                      attune_last_error());
+            cr_assert(status == ATTUNE_OK || p.limits.backend != ATTUNE_BACKEND_VULKAN, "%s: %s", describe(&p, &q),
+                      attune_last_error());
+            if (status == ATTUNE_OK && !q.tokens)
+                check_choice(&p, &q, &c);
+            cases += status == ATTUNE_OK;
+        }
+    cr_assert_gt(cases, 1000);
+}
+
 Test(property, shrinking_memory_always_leaves_a_plan)
 {
     static const uint32_t dims[][2] = {{64, 64}, {128, 128}, {192, 128}, {256, 256}, {8, 256}};
