@@ -166,8 +166,9 @@ static int run_all(const mpi_options *o)
     if (!rank)
         report_begin(&r, REPORT_RANKS, stdout);
     for (const char *list = o->workloads; cli_next_word(&list, name, sizeof name);) {
-        workload w = workload_scaled(workload_find(name), scale);
-        report_row row = {.share = scale};
+        const workload *full = workload_find(name);
+        workload w = workload_scaled(full, workload_share(full, scale));
+        report_row row = {.share = workload_flop(&w) / workload_flop(full)};
         w.dtype = dtype;
         if (!run_workload(instance, device, &w, layout, &options, &row))
             code = EXIT_FAILED;

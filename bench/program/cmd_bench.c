@@ -26,9 +26,7 @@
 #define WORKLOADS_MAX 1024
 #define PEAK_TRIES    3
 #define RUN_SECONDS   50   /* target of the automatic scale */
-#define LEAST_FLOP    1e9  /* a row is not shrunk below this */
-#define LEAST_DECODE  1e10 /* nor a decode step, which is bound by memory, below this */
-#define LEAST_SERVING 2e8  /* nor a layer of serving, whose pattern has several */
+#define LEAST_SERVING 2e8  /* a layer of serving, whose pattern has several, is not shrunk below this */
 #define CPU_SHARE     0.15 /* of the measured peak, assumed by estimates of time */
 #define GPU_SHARE     0.3
 #define ROW_OVERHEAD  0.7 /* seconds: inputs, references, buffers */
@@ -397,15 +395,6 @@ static bool load_lengths(bench_run *run)
 
 /* ------------------------------------------------------------------------------------------------------------ scale */
 
-/* The share of the full work that a workload runs with: the run's scale, limited so that small workloads keep a minimum
- * of work. */
-static double share_of(const workload *w, double scale)
-{
-    double least = (w->q_len <= 16 ? LEAST_DECODE : LEAST_FLOP) / workload_flop(w);
-    double share = least > scale ? least : scale;
-    return share < 1 ? share : 1;
-}
-
 /* Of all workloads on one device with one type: a row depends neither on the selected workloads nor on the other
  * devices and types. */
 static double estimate_seconds(const bench_run *run, const bench_device *d, uint32_t t, double scale)
@@ -416,7 +405,7 @@ static double estimate_seconds(const bench_run *run, const bench_device *d, uint
     double seconds = 0;
     for (uint32_t k = 0; k < workload_count(); ++k) {
         const workload *w = workload_get(k);
-        const double calls = m->repetitions + m->warmup + 1.0, flop = workload_flop(w) * share_of(w, scale);
+        const double calls = m->repetitions + m->warmup + 1.0, flop = workload_flop(w) * workload_share(w, scale);
         const double time = calls * flop / speed;
         seconds += ROW_OVERHEAD + (time > m->min_time ? time : m->min_time);
     }
@@ -592,8 +581,9 @@ static bool run_attention(bench_run *run)
             for (uint32_t k = 0; k < run->workload_count && !stopped; ++k) {
                 const bench_device *d = &run->devices[i];
                 const workload *full = run->workloads[k];
-                report_row row = {
-                    .share = share_of(full, d->scale[t]), .peak_flops = d->flops[t], .peak_bandwidth = d->bandwidth[t]};
+                report_row row = {.share = workload_share(full, d->scale[t]),
+                                  .peak_flops = d->flops[t],
+                                  .peak_bandwidth = d->bandwidth[t]};
                 workload w = workload_scaled(full, row.share);
                 set_dtypes(run, d, t, &w);
                 if (w.dtype != d->dtypes[t])

@@ -319,6 +319,16 @@ workload workload_scaled(const workload *w, double scale)
     return s;
 }
 
+#define LEAST_FLOP   1e9
+#define LEAST_DECODE 1e10
+
+double workload_share(const workload *w, double scale)
+{
+    const double least = (w->q_len <= 16 ? LEAST_DECODE : LEAST_FLOP) / workload_flop(w);
+    const double share = least > scale ? least : scale;
+    return share < 1 ? share : 1;
+}
+
 /* ------------------------------------------------------------------------------------------------------- generators */
 
 /* Each array has its own random stream, so that adding a capture does not change the others. */

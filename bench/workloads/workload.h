@@ -89,6 +89,10 @@ double workload_flop(const workload *w);
  */
 workload workload_scaled(const workload *w, double scale);
 
+/* The share of its work that a benchmark's row has: `scale`, but a row is not shrunk below one GFLOP, nor a decode
+ * step, which is bound by memory, below ten. */
+double workload_share(const workload *w, double scale);
+
 /* Stores the lengths of its segments, at most SEGMENTS_MAX, and returns their number; 0 = no segments. */
 uint32_t workload_cut(const workload *w, int64_t *lengths);
 

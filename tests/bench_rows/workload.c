@@ -152,6 +152,16 @@ Test(workload, document_ids_follow_given_lengths)
     cr_assert_eq(ids[7], 0);
 }
 
+Test(workload, rows_keep_a_share_that_can_be_measured)
+{
+    const workload *causal = workload_find("causal"), *decode = workload_find("decode");
+    cr_assert_eq(workload_share(causal, 0.5), 0.5);
+    cr_assert_float_eq(workload_share(causal, 1e-6) * workload_flop(causal), 1e9, 1);
+    const double least = 1e10 / workload_flop(decode);
+    cr_assert_float_eq(workload_share(decode, 1e-6), least < 1 ? least : 1, 1e-12);
+    cr_assert_eq(workload_share(causal, 1), 1);
+}
+
 Test(workload, draft_anchors_are_sorted_places_in_the_context)
 {
     const workload *w = workload_find("dflash");

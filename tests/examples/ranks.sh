@@ -92,6 +92,8 @@ for kind in openmpi mpich; do
   if [ $kind = openmpi ] && [ -n "$benchmark" ]; then
     ranks $kind 4 "$benchmark" --workload causal --scale 0.0004 --repetitions 1 || wrong "$kind: the benchmark: status $?"
     grep -q '^1 row: 1 ok' "$scratch/out" || wrong "$kind: the benchmark"
+    # As attune bench does, it shrinks no row below a GFLOP.
+    grep -q ' b1h4:1q1024k1024d128 ' "$scratch/out" || wrong "$kind: the benchmark has another size than attune bench"
   fi
 done
 # 77: skipped.
