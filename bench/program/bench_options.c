@@ -21,7 +21,7 @@ static bool bad(const char *format, ...)
     return false;
 }
 
-static const char usage[] = "bench [OPTIONS]: time named workloads, after a check against the float64 oracle";
+static const char usage[] = "attune bench [OPTIONS]: time named workloads, after a check against the float64 oracle";
 
 static bool parse_number(const char *option, const char *text, double least, double most, double *value)
 {

@@ -80,7 +80,7 @@ static void print_wrapped(int column, const char *text)
 
 static void print_help(const char *usage, const cli_option *options, uint32_t count)
 {
-    (void)printf("usage: attune %s\n\n", usage);
+    (void)printf("usage: %s\n\n", usage);
     for (uint32_t i = 0; i < count; i++) {
         char left[64];
         (void)snprintf(left, sizeof left, "%s%s%s", options[i].name, options[i].argument ? " " : "",
@@ -189,7 +189,7 @@ static cli_result parse(const char *usage, const cli_option *options, uint32_t o
         }
         if (strncmp(word, "--", 2) != 0 && !find_option(options, option_count, word, strlen(word))) {
             if (words->count == most) {
-                cli_error("unexpected \"%s\": usage: attune %s", word, usage);
+                cli_error("unexpected \"%s\": usage: %s", word, usage);
                 return CLI_WRONG;
             }
             words->value[words->count++] = word;

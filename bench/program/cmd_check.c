@@ -480,7 +480,7 @@ int cmd_check(int argc, char **argv)
         {"--pack", "FILE", "kernels made by attune compile; repeat for more", NULL, NULL, &o.packs},
         FILE_OPTIONS(o.files),
     };
-    cli_result parsed = cli_parse("check [--case DIR | --q Q.npy --k K.npy --v V.npy] [OPTIONS]", options,
+    cli_result parsed = cli_parse("attune check [--case DIR | --q Q.npy --k K.npy --v V.npy] [OPTIONS]", options,
                                   sizeof options / sizeof options[0], argc, argv, NULL);
     if (parsed != CLI_GO)
         return parsed == CLI_HELPED ? EXIT_GOOD : EXIT_USAGE;

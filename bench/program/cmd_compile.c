@@ -438,7 +438,7 @@ int cmd_compile(int argc, char **argv)
     attune_kernel_options storage;
     FILE *text;
     const cli_result parsed =
-        cli_parse("compile [OPTIONS] -o PACK", options, sizeof options / sizeof options[0], argc, argv, NULL);
+        cli_parse("attune compile [OPTIONS] -o PACK", options, sizeof options / sizeof options[0], argc, argv, NULL);
     if (parsed != CLI_GO)
         return parsed == CLI_HELPED ? EXIT_GOOD : EXIT_USAGE;
     int code = EXIT_USAGE;

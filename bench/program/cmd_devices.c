@@ -31,7 +31,7 @@ int cmd_devices(int argc, char **argv)
 {
     bool json = false;
     const cli_option options[] = {{"--json", NULL, "as JSON", NULL, &json, NULL}};
-    cli_result parsed = cli_parse("devices [--json]", options, 1, argc, argv, NULL);
+    cli_result parsed = cli_parse("attune devices [--json]", options, 1, argc, argv, NULL);
     if (parsed != CLI_GO)
         return parsed == CLI_HELPED ? EXIT_GOOD : EXIT_USAGE;
     attune_instance *instance;

@@ -230,7 +230,8 @@ int cmd_explain(int argc, char **argv)
          NULL},
         {"--json", NULL, "as JSON", NULL, &o.json, NULL},
     };
-    cli_result parsed = cli_parse("explain [OPTIONS]", options, sizeof options / sizeof options[0], argc, argv, NULL);
+    cli_result parsed =
+        cli_parse("attune explain [OPTIONS]", options, sizeof options / sizeof options[0], argc, argv, NULL);
     if (parsed != CLI_GO)
         return parsed == CLI_HELPED ? EXIT_GOOD : EXIT_USAGE;
     if (o.list)

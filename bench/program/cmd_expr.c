@@ -62,7 +62,7 @@ int cmd_expr(int argc, char **argv)
         {"--param", "NAME=VALUE", "declare a parameter by its value; repeat for more", NULL, NULL, &parameters},
     };
     cli_result parsed =
-        cli_parse("expr 'EXPRESSION' [OPTIONS]", options, sizeof options / sizeof options[0], argc, argv, &text);
+        cli_parse("attune expr 'EXPRESSION' [OPTIONS]", options, sizeof options / sizeof options[0], argc, argv, &text);
     if (parsed != CLI_GO)
         return parsed == CLI_HELPED ? EXIT_GOOD : EXIT_USAGE;
     if (list && (text || score || ir || c || gradient)) {

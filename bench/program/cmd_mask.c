@@ -179,8 +179,8 @@ int cmd_mask(int argc, char **argv)
         {"--pixels", "N", "the longer side of a saved picture, from 800 to 16384 (default: 1024)", &o.pixels, NULL,
          NULL},
     };
-    cli_result parsed =
-        cli_parse("mask ['EXPRESSION'] [OPTIONS]", options, sizeof options / sizeof options[0], argc, argv, &o.text);
+    cli_result parsed = cli_parse("attune mask ['EXPRESSION'] [OPTIONS]", options, sizeof options / sizeof options[0],
+                                  argc, argv, &o.text);
     if (parsed != CLI_GO)
         return parsed == CLI_HELPED ? EXIT_GOOD : EXIT_USAGE;
     attune_mask_desc desc = {0};

@@ -78,7 +78,7 @@ int cmd_report(int argc, char **argv)
         {"--noise", "PERCENT", "percent; a smaller change of the median is SAME; 2 if not given", &noise, NULL, NULL},
         {"--fail-on-slower", NULL, "exit with 1 if a row is SLOWER or LOST", NULL, &fail_on_slower, NULL},
     };
-    const cli_result parsed = cli_parse_words("report BASE.json [LATER.json ...] [-o FILE.html]", options,
+    const cli_result parsed = cli_parse_words("attune report BASE.json [LATER.json ...] [-o FILE.html]", options,
                                               sizeof options / sizeof options[0], argc, argv, &paths);
     if (parsed != CLI_GO)
         return parsed == CLI_HELPED ? EXIT_GOOD : EXIT_USAGE;

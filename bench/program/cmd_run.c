@@ -93,7 +93,7 @@ int cmd_run(int argc, char **argv)
         {"--kernel-options", "JSON", "forced options, {\"BLOCK_M\": 64}", &o.kernel_options, NULL, NULL},
         {"--pack", "FILE", "kernels made by attune compile; repeat for more", NULL, NULL, &packs},
     };
-    cli_result parsed = cli_parse("run --q Q.npy --k K.npy --v V.npy --out O.npy [OPTIONS]", options,
+    cli_result parsed = cli_parse("attune run --q Q.npy --k K.npy --v V.npy --out O.npy [OPTIONS]", options,
                                   sizeof options / sizeof options[0], argc, argv, NULL);
     if (parsed != CLI_GO)
         return parsed == CLI_HELPED ? EXIT_GOOD : EXIT_USAGE;

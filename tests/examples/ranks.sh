@@ -94,6 +94,8 @@ for kind in openmpi mpich; do
     grep -q '^1 row: 1 ok' "$scratch/out" || wrong "$kind: the benchmark"
     # As attune bench does, it shrinks no row below a GFLOP.
     grep -q ' b1h4:1q1024k1024d128 ' "$scratch/out" || wrong "$kind: the benchmark has another size than attune bench"
+    ranks $kind 1 "$benchmark" --help || wrong "$kind: the benchmark's help: status $?"
+    grep -q '^usage: mpirun -n N attune-bench-mpi ' "$scratch/out" || wrong "$kind: the benchmark's usage"
   fi
 done
 # 77: skipped.
