@@ -219,7 +219,7 @@ static void consider(nearest *n, const char *candidate)
 void attune__names_suggest(const char *name, attune_expr_kind kind, const attune_symbol *symbols, uint32_t count,
                            char *hint, size_t size)
 {
-    static char const list[] = "b, h, q, kv, h_kv, q_len, kv_len";
+    static char const list[] = "b, h, q, kv, h_kv, q_len, kv_len, row";
     attune__text text = attune__text_begin(hint, size);
     /* A short name is close to every other name. */
     size_t length = strlen(name);

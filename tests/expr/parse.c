@@ -41,7 +41,7 @@ Test(parse, errors)
         {M, "q >= k", 1, 6, "unknown name 'k'", "did you mean kv?"},
         {M, "widht > q", 1, 1, "unknown name 'widht'", "did you mean width?"},
         {M, "casual", 1, 1, "unknown name 'casual'", "did you mean causal?"},
-        {M, "zebra > q", 1, 1, "unknown name 'zebra'", "b, h, q, kv, h_kv, q_len, kv_len and the symbols doc"},
+        {M, "zebra > q", 1, 1, "unknown name 'zebra'", "b, h, q, kv, h_kv, q_len, kv_len, row and the symbols doc"},
         {S, "score * inf", 1, 9, "unknown name 'inf'", "1.0 / 0.0"},
         {M, "score > 0", 1, 1, "'score' stands in score expressions only", NULL},
         {M, "q > kv && softcap(3)", 1, 11, "softcap(c) changes a score", NULL},
