@@ -109,11 +109,14 @@ attune_status ranks_predict(attune_instance *instance, const attune_problem *pro
         status = attune_partition_create(instance, &asked->partition, mask, &partition);
     if (status == ATTUNE_OK)
         status = attune_partition_stats_get(partition, stats);
-    if (status == ATTUNE_OK)
+    const bool prepared = status == ATTUNE_OK;
+    if (prepared)
         status = predict(partition, mask, problem, &asked->machine, made);
-    if (status != ATTUNE_OK)
-        cli_error("--ranks: %s",
-                  status == ATTUNE_OUT_OF_HOST_MEMORY ? attune_status_string(status) : attune_last_error());
+    /* The prediction allocates by itself, and leaves no message of the library's. */
+    if (status == ATTUNE_OUT_OF_HOST_MEMORY && prepared)
+        cli_error("--ranks: out of memory for %u ranks: give fewer", asked->partition.ranks);
+    else if (status != ATTUNE_OK)
+        cli_error("--ranks: %s", attune_last_error());
     attune_partition_destroy(partition);
     attune_mask_destroy(mask);
     return status;

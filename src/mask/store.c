@@ -14,7 +14,13 @@ attune_status attune__rects_init(attune__rects *rects, const attune_allocator *a
 {
     *rects = (attune__rects){.allocator = allocator, .plane_count = (size_t)plane_count};
     rects->planes = attune__alloc_raw(allocator, rects->plane_count, sizeof *rects->planes);
-    return rects->planes ? ATTUNE_OK : ATTUNE_OUT_OF_HOST_MEMORY;
+    if (!rects->planes)
+        return attune__fail(
+            ATTUNE_OUT_OF_HOST_MEMORY,
+            "no memory for the blocks of %zu batches and heads, %.0f bytes: give a smaller batch, fewer "
+            "heads, or a mask without b and h",
+            rects->plane_count, (double)rects->plane_count * (double)sizeof *rects->planes);
+    return ATTUNE_OK;
 }
 
 void attune__rects_finish(attune__rects *rects)
@@ -149,7 +155,11 @@ attune_status attune__mask_store(attune_mask *mask, const attune__rects *rects, 
     ATTUNE__TRY(attune__work_add(work, (uint64_t)rows + (uint64_t)columns));
     if (!list_init(allocator, &mask->kv, rows) || !list_init(allocator, &mask->full_kv, rows) ||
         !list_init(allocator, &mask->q, columns) || !list_init(allocator, &mask->full_q, columns))
-        return ATTUNE_OUT_OF_HOST_MEMORY;
+        return attune__fail(ATTUNE_OUT_OF_HOST_MEMORY,
+                            "no memory for lists of %lld rows and %lld columns of blocks, over batch and heads: give "
+                            "larger blocks (q_block, kv_block), shorter lengths, a smaller batch, fewer heads, or a "
+                            "mask without b and h",
+                            (long long)rows, (long long)columns);
     for (int64_t p = 0; p < planes; p++)
         for (size_t i = rects->planes[p].first; i < rects->planes[p].end; i++) {
             const attune__rect *rect = &rects->items[i];
@@ -324,9 +334,11 @@ static attune_status check_planes(const attune_mask *mask)
     const int64_t longer = mask->q_blocks > mask->kv_blocks ? mask->q_blocks : mask->kv_blocks;
     if (!attune__multiply(&entries, mask->stored_heads) || !attune__multiply(&entries, longer) ||
         entries > INT64_MAX / 64)
-        return attune__fail(ATTUNE_OUT_OF_HOST_MEMORY,
-                            "lists of batch %lld x heads %lld x %lld blocks exceed the address space",
-                            (long long)mask->stored_batch, (long long)mask->stored_heads, (long long)longer);
+        return attune__fail(
+            ATTUNE_OUT_OF_HOST_MEMORY,
+            "lists of batch %lld x heads %lld x %lld blocks exceed the address space: give larger blocks "
+            "(q_block, kv_block), a smaller batch, fewer heads, or a mask without b and h",
+            (long long)mask->stored_batch, (long long)mask->stored_heads, (long long)longer);
     return ATTUNE_OK;
 }
 
