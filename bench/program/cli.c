@@ -358,6 +358,22 @@ bool cli_cache_dtype(const char *option, const char *text, attune_dtype *dtype)
     return false;
 }
 
+bool cli_dtypes_agree(attune_dtype dtype, attune_dtype kv_dtype, attune_dtype o_dtype, bool cache)
+{
+    const bool quantised = kv_dtype > ATTUNE_BOOL;
+    const bool kv = kv_dtype && (kv_dtype == ATTUNE_F64) != (dtype == ATTUNE_F64),
+               o = o_dtype && (o_dtype == ATTUNE_F64) != (dtype == ATTUNE_F64);
+    if (quantised && !cache)
+        cli_error("--kv-dtype is %s, which keys and values of a cache alone have: expected f32, f16 or bf16",
+                  attune_dtype_string(kv_dtype));
+    else if (kv || o)
+        cli_error(
+            "%s is %s, but the type of q is %s: float64 plans have one dtype: leave out %s, or give --dtype another",
+            kv ? "--kv-dtype" : "--o-dtype", attune_dtype_string(kv ? kv_dtype : o_dtype), attune_dtype_string(dtype),
+            kv ? "--kv-dtype" : "--o-dtype");
+    return !(quantised && !cache) && !kv && !o;
+}
+
 bool cli_next_word(const char **list, char *word, size_t size)
 {
     while (**list == ',')

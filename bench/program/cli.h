@@ -80,6 +80,9 @@ bool cli_dtype(const char *option, const char *text, attune_dtype *dtype);
 bool cli_optional_dtype(const char *option, const char *text, attune_dtype *dtype);
 /* Likewise, of k and v in a cache, which may be quantised. */
 bool cli_cache_dtype(const char *option, const char *text, attune_dtype *dtype);
+/* Whether a call may have the types of --dtype, and of --kv-dtype and --o-dtype (0 = as that); prints an error if not.
+ */
+bool cli_dtypes_agree(attune_dtype dtype, attune_dtype kv_dtype, attune_dtype o_dtype, bool cache);
 /* Copies the next word of a comma list; false at its end. */
 bool cli_next_word(const char **list, char *word, size_t size);
 /* Parses kernel options from JSON; *out is NULL if text is NULL or empty. */

@@ -325,6 +325,25 @@ static void set_dtypes(const bench_run *run, const bench_device *d, uint32_t t, 
     w->o_dtype = o->o_dtype ? o->o_dtype : w->o_dtype;
 }
 
+/* Types that no call may have together. */
+static bool check_dtypes(const bench_run *run)
+{
+    const bench_options *o = &run->options;
+    for (uint32_t i = 0; i < run->device_count; ++i)
+        for (uint32_t t = 0; t < run->devices[i].dtype_count; ++t) {
+            const bench_device *d = &run->devices[i];
+            for (uint32_t k = 0; k < run->workload_count; ++k) {
+                workload w = *run->workloads[k];
+                set_dtypes(run, d, t, &w);
+                if (!cli_dtypes_agree(w.dtype, w.kv_dtype, w.o_dtype, false))
+                    return false;
+            }
+            if (run->serving_count && !cli_dtypes_agree(d->dtypes[t], o->kv_dtype, o->o_dtype, true))
+                return false;
+        }
+    return true;
+}
+
 /* Expressions of a file or of the command line, before any row is run. */
 static bool check_expressions(const bench_run *run)
 {
@@ -782,7 +801,7 @@ static int prepare(bench_run *run)
         status = open_devices(run);
     if (status != ATTUNE_OK)
         return cli_exit_of(status);
-    if (!choose_dtypes(run) || !check_kernel_options(run))
+    if (!choose_dtypes(run) || !check_dtypes(run) || !check_kernel_options(run))
         return EXIT_USAGE;
     measure_peaks(run);
     return EXIT_GOOD;

@@ -496,6 +496,9 @@ int cmd_check(int argc, char **argv)
         !cli_optional_dtype("--o-dtype", o.o_dtype_text, &o.o_dtype) ||
         !cli_kernel_options(o.kernel_options, &storage, &o.kernel))
         return EXIT_USAGE;
+    for (uint32_t i = 0; i < dtype_count; i++)
+        if (!cli_dtypes_agree(dtypes[i], o.kv_dtype, o.o_dtype, false))
+            return EXIT_USAGE;
     if (*o.file && *o.folder) {
         cli_error("--file and --case exclude each other");
         return EXIT_USAGE;

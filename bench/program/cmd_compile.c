@@ -191,6 +191,9 @@ static bool choose_types(compile_run *run)
     if (!cli_optional_dtype("--kv-dtype", run->options.kv_dtype, &run->kv_dtype) ||
         !cli_optional_dtype("--o-dtype", run->options.o_dtype, &run->o_dtype))
         return false;
+    for (uint32_t i = 0; i < run->dtype_count; i++)
+        if (!cli_dtypes_agree(run->dtypes[i], run->kv_dtype, run->o_dtype, false))
+            return false;
     for (const char *list = run->options.head_dims; cli_next_word(&list, word, sizeof word);) {
         if (run->dim_count == MOST_DIMS) {
             cli_error("--head-dim has more than %d dimensions", MOST_DIMS);

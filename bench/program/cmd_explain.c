@@ -61,6 +61,7 @@ static bool read_problem(const explain_options *o, attune_problem *p)
     }
     if (!cli_dtype("--dtype", o->dtype, &p->dtype) || !cli_optional_dtype("--kv-dtype", o->kv_dtype, &p->kv_dtype) ||
         !cli_optional_dtype("--o-dtype", o->o_dtype, &p->o_dtype) ||
+        !cli_dtypes_agree(p->dtype, p->kv_dtype, p->o_dtype, false) ||
         !cli_pair("--head-dim", o->head_dim, 1, 65536, dims, 0) ||
         !cli_integer("--q-len", o->q_len, 1, INT32_MAX, &p->q_len) ||
         !cli_integer("--kv-len", *o->kv_len ? o->kv_len : o->q_len, 1, INT32_MAX, &p->kv_len) ||

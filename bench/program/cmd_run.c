@@ -125,6 +125,7 @@ int cmd_run(int argc, char **argv)
     if (!names || !cli_optional_dtype("--dtype", o.dtype, &dtype) ||
         !cli_optional_dtype("--kv-dtype", o.kv_dtype, &kv_dtype) ||
         !cli_optional_dtype("--o-dtype", o.o_dtype, &s.a.o_dtype) ||
+        (dtype && !cli_dtypes_agree(dtype, kv_dtype, s.a.o_dtype, false)) ||
         (*o.block && !cli_pair("--block", o.block, 16, 1024, block, 0)) ||
         !cli_kernel_options(o.kernel_options, &storage, &job.options))
         goto done;

@@ -490,9 +490,18 @@ Test(program, benches)
         "bench --workload serve_tree --scale 0.00001 --dtype f16 --kv-dtype q8_0 --repetitions 1 --min-time 0 "
         "--no-peaks --format csv",
         0, "/f16:q8_0:f16/");
-    program_expect(
-        "bench --workload causal --scale 0.0001 --kv-dtype q8_0 --repetitions 1 --min-time 0 --no-peers --no-peaks", 1,
-        "quantised keys and values are read from a cache only");
+    program_expect("bench --workload causal --kv-dtype q8_0", 2,
+                   "--kv-dtype is q8_0, which keys and values of a cache alone have");
+    program_expect("bench --workload causal --dtype f64 --o-dtype bf16", 2,
+                   "--o-dtype is bf16, but the type of q is f64: float64 plans have one dtype: leave out --o-dtype");
+    program_expect("bench --workload serve_tree --dtype f64 --kv-dtype q8_0", 2, "leave out --kv-dtype");
+    program_expect("bench --workload causal --dtype f32,f64 --kv-dtype f64", 2,
+                   "--kv-dtype is f64, but the type of q is f32");
+    program_expect("explain --dtype f64 --o-dtype bf16", 2, "leave out --o-dtype");
+    program_expect("run --q q.npy --k k.npy --v v.npy --out o.npy --dtype f64 --kv-dtype f16", 2,
+                   "leave out --kv-dtype");
+    program_expect("compile --arch sm_86 --workload causal --dtype f16 --o-dtype f64 -o x.pack", 2,
+                   "leave out --o-dtype");
     program_expect("bench --workload causal --scale 0.0001 --repetitions 1 --min-time 0 --no-peers --kernel-options "
                    "'{\"num_warps\": 4}'",
                    2, "attune: --kernel-options: num_warps is given");
