@@ -153,7 +153,7 @@ static int run_all(const mpi_options *o)
     }
     for (const char *list = o->workloads; cli_next_word(&list, name, sizeof name);)
         if (!workload_find(name)) {
-            cli_unknown_workload(name);
+            cli_unknown_workload(name, "are on one device, not over ranks: give a workload on tensors");
             return EXIT_USAGE;
         }
     options.measure.repetitions = (uint32_t)repetitions;

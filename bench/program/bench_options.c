@@ -335,7 +335,7 @@ cli_result bench_options_parse(bench_options *o, int argc, char **argv)
          .argument = "PERCENT",
          .help = "percent; a smaller change of the median is SAME (default: 2)",
          .value = &noise},
-        {.name = "--fail-on-slower", .help = "exit with 1 if a row is SLOWER", .flag = &o->fail_on_slower},
+        {.name = "--fail-on-slower", .help = "exit with 1 if a row is SLOWER or LOST", .flag = &o->fail_on_slower},
         {.name = "--list",
          .help = "list the workloads, or those of --file, and the generators for files",
          .flag = &o->list},

@@ -119,8 +119,12 @@ static bool load_declaration(bindings *names, const char *text)
         symbol.rank = (uint32_t)(rank[1] - '0');
     if (ok && *rank && !symbol.rank)
         symbol.kind = ATTUNE_SYMBOL_PARAMETER;
-    if (!ok || !add_symbol(names, text, length, symbol)) {
-        cli_error("--declare is \"%s\", expected a new NAME:DTYPE or NAME:DTYPE[RANK] with f32, f16, bf16, i32, "
+    if (ok && !add_symbol(names, text, length, symbol)) {
+        cli_error("--declare %s: the name is given twice", text);
+        return false;
+    }
+    if (!ok) {
+        cli_error("--declare is \"%s\", expected NAME:DTYPE or NAME:DTYPE[RANK] with f32, f16, bf16, i32, "
                   "i64, u8 or bool and "
                   "rank 1 to 4, or 0 for a parameter",
                   text);

@@ -150,8 +150,17 @@ static const char *workload_name(const void *user, uint32_t index)
     return serving_workload_get(index - workload_count())->name;
 }
 
-void cli_unknown_workload(const char *name)
+void cli_unknown_workload(const char *name, const char *cannot)
 {
+    if (cannot && (serving_workload_find(name) || !strcmp(name, "serving"))) {
+        cli_error("--workload %s: batches over a cache %s", name, cannot);
+        return;
+    }
+    for (uint32_t i = 0; i < workload_mask_count(); i++)
+        if (!strcmp(name, workload_mask_get(i)->name)) {
+            cli_error("--workload %s: it is a block mask alone, whose building attune bench --masks times", name);
+            return;
+        }
     cli_unknown("workload", name, workload_name, NULL, workload_count() + serving_workload_count(),
                 "attune bench --list");
 }
@@ -301,14 +310,20 @@ bool cli_scale(const char *text, double *value)
 
 bool cli_pair(const char *option, const char *text, int64_t low, int64_t high, int64_t value[2], int64_t second)
 {
+    return cli_pair_of(option, text, ',', low, high, value, second);
+}
+
+bool cli_pair_of(const char *option, const char *text, char separator, int64_t low, int64_t high, int64_t value[2],
+                 int64_t second)
+{
     const char *end;
     bool ok = parse_integer(text, &value[0], &end);
     value[1] = second ? second : value[0];
-    if (ok && *end == ',')
+    if (ok && *end == separator)
         ok = parse_integer(end + 1, &value[1], &end);
     if (!ok || *end || value[0] < low || value[0] > high || value[1] < low || value[1] > high) {
-        cli_error("%s is \"%s\", expected one number or two with a comma, from %lld to %lld", option, text,
-                  (long long)low, (long long)high);
+        cli_error("%s is \"%s\", expected one number or two with a %s, from %lld to %lld", option, text,
+                  separator == ',' ? "comma" : "colon", (long long)low, (long long)high);
         return false;
     }
     return true;

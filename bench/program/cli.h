@@ -29,8 +29,9 @@ typedef const char *(*cli_name_fn)(const void *user, uint32_t index);
 void cli_unknown(const char *what, const char *word, cli_name_fn name_of, const void *user, uint32_t count,
                  const char *list);
 
-/* The same for a workload by name. */
-void cli_unknown_workload(const char *name);
+/* The same for a workload by name. It says so of a block mask, and, unless `cannot` is NULL, of a batch over a cache,
+ * which cannot do what the command does. */
+void cli_unknown_workload(const char *name, const char *cannot);
 
 #define CLI_REPEATS BINDINGS_MAX
 
@@ -73,6 +74,9 @@ bool cli_parameter(const char *name, size_t length, const char *text, double *va
 bool cli_scale(const char *text, double *value);
 /* "32,8" or "32": the second is then `second`. */
 bool cli_pair(const char *option, const char *text, int64_t low, int64_t high, int64_t value[2], int64_t second);
+/* The same with another separator, as an element of a list with commas: "192:128". */
+bool cli_pair_of(const char *option, const char *text, char separator, int64_t low, int64_t high, int64_t value[2],
+                 int64_t second);
 /* Query heads and key heads from --heads, whether that was given, and --kv-heads, which may be "". */
 bool cli_heads(const char *heads, bool given, const char *kv_heads, int64_t value[2]);
 bool cli_dtype(const char *option, const char *text, attune_dtype *dtype);

@@ -169,7 +169,7 @@ static bool add_named(bench_run *run, const char *name)
     if (!strcmp(name, "serving"))
         return true;
     if (strcmp(name, "all") != 0) {
-        cli_unknown_workload(name);
+        cli_unknown_workload(name, NULL);
         return false;
     }
     run->options.masks = !run->options.ranks.count;

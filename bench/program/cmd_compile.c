@@ -153,7 +153,7 @@ static bool choose_workloads(compile_run *run)
         const workload *w = workload_find(name);
         const bool all = !strcmp(name, "all");
         if (!w && !all) {
-            cli_unknown_workload(name);
+            cli_unknown_workload(name, "cannot be compiled ahead of time: give a workload on tensors");
             return false;
         }
         for (uint32_t i = 0; i < (all ? workload_count() : 1); i++)
@@ -199,10 +199,7 @@ static bool choose_types(compile_run *run)
             cli_error("--head-dim has more than %d dimensions", MOST_DIMS);
             return false;
         }
-        char *colon = strchr(word, ':');
-        if (colon)
-            *colon = ',';
-        if (!cli_pair("--head-dim", word, 8, 256, run->dims[run->dim_count++], 0))
+        if (!cli_pair_of("--head-dim", word, ':', 8, 256, run->dims[run->dim_count++], 0))
             return false;
     }
     return true;

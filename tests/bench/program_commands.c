@@ -162,6 +162,25 @@ Test(program, words_that_are_wrong)
     program_expect("bench --mask 'x[q] == 1' --capture x=document:a", 2, "a length behind the colon");
     program_expect("bench --mask 'x[q] == 1' --capture x", 2, "NAME=GENERATOR");
     program_expect("bench --mask 'q > n' --param n=1 --param n=2", 2, "given twice");
+    program_expect("compile --arch sm_86 --workload serve_one_1k -o x.pack", 2,
+                   "--workload serve_one_1k: batches over a cache cannot be compiled ahead of time");
+    program_expect("compile --arch sm_86 --workload serving -o x.pack", 2, "batches over a cache cannot be compiled");
+    program_expect("bench --workload mask_causal", 2, "whose building attune bench --masks times");
+    program_expect("compile --arch sm_86 --workload causal --head-dim 64:abc -o x.pack", 2,
+                   "--head-dim is \"64:abc\", expected one number or two with a colon, from 8 to 256");
+    program_expect("explain --head-dim 64:32", 2, "two with a comma");
+    /* AddressSanitizer ends a program that asks for so much, unless it is told not to. */
+    char options[512];
+    const char *before = getenv("ASAN_OPTIONS");
+    snprintf(options, sizeof options, "%s:allocator_may_return_null=1", before ? before : "");
+    setenv("ASAN_OPTIONS", options, 1);
+    program_expect("explain --device-profile h200 --ranks 2 --link-gbps 10 --tflops 10 --q-len 2147483647 --mask ''", 1,
+                   "--ranks: no memory for a list of 281474976710656 blocks");
+    program_expect("mask 'b + h < q' --batch 2147483647 --heads 2147483647 --no-picture", 1, "a smaller batch");
+    program_expect("expr 'rwo(q)'", 2, "known are the variables b, h, q, kv, h_kv, q_len, kv_len, row;");
+    program_expect("expr 'doc[q] == 1' --declare 'doc:i32[1]' --declare 'doc:i32[1]'", 2,
+                   "--declare doc:i32[1]: the name is given twice");
+    program_expect("bench --help", 0, "exit with 1 if a row is SLOWER or LOST");
     /* An option has one value, unless it repeats. */
     program_expect("run --mask a --mask b", 2, "--mask is given twice, as \"a\" and as \"b\": expected one of them");
     program_expect("mask causal --q-len 64 --q-len=65", 2, "--q-len is given twice, as \"64\" and as \"65\"");
