@@ -63,7 +63,7 @@ __device__ __forceinline__ float largest_of_threads(float most)
     return fmaxf(most, __shfl_xor_sync(0xffffffffu, most, 2));
 }
 
-/* What O and a row's sum are multiplied with where `most` takes the place of row_max. */
+/* The factor of O and of a row's sum where `most` takes the place of row_max. */
 __device__ __forceinline__ float rescale_factor(float row_max, float most, float factor)
 {
     return exp2_fast((row_max - base_of(most)) * factor);

@@ -113,7 +113,7 @@ __device__ __forceinline__ void give(const u32 (&p)[BLOCK_N / 16][4], const floa
     named_arrive<256>(BARRIER_GIVEN + group);
 }
 
-/* What the stages of a tile of keys need. */
+/* The arguments of the stages of a tile of keys. */
 struct wide_tile {
     const attune_cuda_arguments &a;
     const attune_cuda_serving &s;
