@@ -28,6 +28,7 @@ struct backward_config {
 
     /* For files shared with sm90: no split tail tiles, a thread of the warps that add dQ has a row. */
     static constexpr bool ORDERED = config::DETERMINISTIC, SPLIT_TAIL = false, ROUND_DQ = true;
+    static constexpr bool FIRST_BLOCKS_FIRST = false;
     static constexpr bool DQ_ATOMIC = false, DQ_TRANSPOSED = false, DQ_SPLIT_ROWS = false, DQ_THREAD_ROWS = true;
     /* dQ in global memory: [WIDTH_D / 4][BLOCK_M][4]; transposed in tensor memory, [BLOCK_M / 4][DQ_WIDTH][4]; of
      * a pair [CTA][WIDTH_D / 8][half of the columns][BLOCK_M / 2][4], since of its lanes each half has half of the

@@ -78,6 +78,11 @@ struct backward_config {
     static constexpr bool HAVE_CAPTURE_GRADIENTS = config::HAVE_CAPTURE_GRADIENTS,
                           FUSED_GRADIENTS = config::FUSED_GRADIENTS, LATE_DP = config::LATE_DP,
                           EARLY_DQ = config::EARLY_DQ, REMATERIALISE = config::REMATERIALISE;
+    /* In a fixed order, where all heads have the same blocks: the first block of rows of all heads comes before the
+     * others of each. Where a document ends, its last rows are in the first block of the next one's first tile of keys,
+     * for which the tiles of both documents would wait until it is done with a head, and so on through all documents.
+     * Sums of captures are by head. */
+    static constexpr bool FIRST_BLOCKS_FIRST = ORDERED && config::HAVE_BLOCKS && !HAVE_CAPTURE_GRADIENTS;
     static constexpr int S_CHUNKS = config::HALF_TILES ? 2 : 1; /* chunks of rows in which S and dP are computed */
     static constexpr int S_FRAGMENT = GROUP_M / 2 / S_CHUNKS;   /* accumulators of S or dP in a thread */
     static constexpr int P_STEPS = GROUP_M / 16;                /* four words each of P or dS in a thread */

@@ -55,7 +55,11 @@ struct control : output_stages<backward::DO_STAGES> {
     int kv, next_tile; /* kv: first key of the current tile */
     struct {
         const int *partial, *full;
-        int left, left_full, tile, tiles_done, b, b_end, h, h_end, b_keys, h_keys, q, end, flags, begin;
+        int left, left_full, tile, tiles_done, b, b_end, h, h_end, b_keys, h_keys, q, end, flags;
+        union {
+            int begin; /* with split tails, which lists exclude */
+            int part;  /* a head_part */
+        };
     } iterator; /* the load thread's position; in shared memory, because the producer has few registers */
 };
 static_assert(sizeof(control) <= backward::CONTROL_BYTES);

@@ -126,7 +126,17 @@ __device__ __forceinline__ void push_descriptor(control &c, pipeline_state &pipe
     advance(pipe);
 }
 
-/* Loads every query tile of one head that attends to the tile of keys. */
+/* Which blocks of rows load_head loads. */
+enum head_part { HEAD_ALL, HEAD_FIRST, HEAD_REST };
+
+/* The first of the query heads that share the tile's keys. */
+__device__ __forceinline__ int first_head(const attune_cuda_arguments &a, const control &c)
+{
+    return c.iterator.h_keys * (a.heads / a.kv_heads);
+}
+
+/* Loads every query tile of one head that attends to the tile of keys; HEAD_FIRST: those of the first block of all
+ * heads; HEAD_REST: the others of one. */
 __device__ __forceinline__ void load_head(const attune_cuda_arguments &a, const attune_cuda_backward &g, control &c,
                                           u32 memory, pipeline_state &pipe, const tensor_map *q_map,
                                           const tensor_map *do_map)
@@ -148,7 +158,7 @@ __device__ __forceinline__ void load_head(const attune_cuda_arguments &a, const 
         it.full = (const int *)g.full.indices + list[0];
         it.left_full = (int)(list[1] - list[0]);
     }
-    for (;;) {
+    for (bool first = true;; first = false) {
         {
             int block = it.left ? *it.partial : NO_BLOCK, block_full = it.left_full ? *it.full : NO_BLOCK;
             it.flags = TILE_MASKED | TILE_PARTIAL;
@@ -167,9 +177,18 @@ __device__ __forceinline__ void load_head(const attune_cuda_arguments &a, const 
             it.q = block * a.q_block;
             it.end = min(it.q + a.q_block, a.q_len);
         }
+        if (backward::FIRST_BLOCKS_FIRST && it.part == HEAD_REST && first)
+            continue;
 #pragma unroll 1
         for (; it.q < it.end; it.q += BLOCK_M)
-            load_query_tile(a, g, c, memory, pipe, q_map, do_map);
+            if (backward::FIRST_BLOCKS_FIRST && it.part == HEAD_FIRST) {
+#pragma unroll 1
+                for (it.h = first_head(a, c); it.h < it.h_end; it.h++)
+                    load_query_tile(a, g, c, memory, pipe, q_map, do_map);
+            } else
+                load_query_tile(a, g, c, memory, pipe, q_map, do_map);
+        if (backward::FIRST_BLOCKS_FIRST && it.part == HEAD_FIRST)
+            break;
     }
 }
 
@@ -238,10 +257,20 @@ __device__ __forceinline__ void produce(const attune_cuda_arguments &a, const at
         it.b_end = g.kv_batch == 1 ? a.batch : it.b_keys + 1;
         it.h_end = (it.h_keys + 1) * (a.heads / a.kv_heads);
 #pragma unroll 1
-        for (it.b = it.b_keys; it.b < it.b_end; it.b++)
+        for (it.b = it.b_keys; it.b < it.b_end; it.b++) {
+            if (backward::FIRST_BLOCKS_FIRST) {
+                it.part = HEAD_ALL;
+                if (!g.column_head_rows) {
+                    it.part = HEAD_FIRST;
+                    it.h = first_head(a, c);
+                    load_head(a, g, c, memory, pipe, q_map, do_map);
+                    it.part = HEAD_REST;
+                }
+            }
 #pragma unroll 1
-            for (it.h = it.h_keys * (a.heads / a.kv_heads); it.h < it.h_end; it.h++)
+            for (it.h = first_head(a, c); it.h < it.h_end; it.h++)
                 load_head(a, g, c, memory, pipe, q_map, do_map);
+        }
         push_descriptor(c, pipe, it.tile / backward::ITEMS, TILE_END | values_flag(c));
     }
     push_descriptor(c, pipe, 0, TILE_STOP);

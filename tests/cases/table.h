@@ -11,7 +11,6 @@ ROW(dense_128,              1, 1, 2, 2, 700, 256, 128,  0, .mask = NULL)
 ROW(causal,                 1, 1, 2, 2, 257, 257,  64,  0, .mask = CAUSAL)
 ROW(causal_long_keys,       1, 1, 2, 2,  67, 300,  64,  0, .mask = "q + 233 >= kv")
 ROW(causal_few_keys,        1, 1, 2, 2, 200,  50,  64,  0, .mask = CAUSAL)
-ROW(causal_backwards,       2, 2, 4, 2, 500, 500,  64,  0, .mask = "kv >= q")
 ROW(window,                 1, 1, 2, 2, 400, 400,  32,  0, .mask = "q >= kv && q - kv < 33")
 ROW(prefix,                 1, 1, 2, 2, 150, 150,  32,  0, .mask = "kv < 40 || q >= kv")
 ROW(document_causal,        2, 2, 2, 2, 300, 300,  64,  0, .mask = DOCUMENT " && " CAUSAL)
@@ -205,4 +204,5 @@ ROW(pair_sums_narrow,       2, 2, 2, 2, 262, 268,  64,  0, .score = "score + nar
 ROW(pair_sums_wide,         1, 1, 2, 1, 250, 268, 192, 128, .score = "score + pair[q, kv]")
 ROW(pair_sums_beside,       1, 1, 4, 2, 260, 259, 128,  0, .mask = CAUSAL, .score = "score + pair[q, kv] * pair[q, kv + 1]")
 ROW(pair_sums_long,         1, 1, 2, 2, 260, 260, 128,  0, .mask = "q * 37 % 260 >= kv * 37 % 260", .score = "sin(cos(3 * score)) * pair[q, kv] + 0.3 * sin(0.1 * (q - kv)) * cos(0.03 * kv)", .input = INPUT_NAN_HIDDEN)
+ROW(causal_backwards,       2, 2, 4, 2, 500, 500,  64,  0, .mask = "kv >= q")
 /* clang-format on */
