@@ -66,9 +66,9 @@ static_assert(sizeof(control) <= backward::CONTROL_BYTES);
 
 /* ------------------------------------------------------------------------------------------------ tiles of the work */
 
-/* A tile of keys: batch, head and first key. */
+/* A tile of keys: batch, head and first key, and how many tiles later the next one of the head is. */
 struct key_tile {
-    int b, h_kv, kv;
+    int b, h_kv, kv, next;
 };
 
 __device__ __forceinline__ int query_tiles_per_head(const attune_cuda_arguments &a)
@@ -96,8 +96,8 @@ __device__ __forceinline__ int key_tile_count(const attune_cuda_arguments &a, co
     return backward::SPLIT_TAIL ? g.full_wave_tiles + (all - g.full_wave_tiles) * g.tail_splits : all;
 }
 
-/* Tiles are ordered by sets of heads whose Q and dO stay in the L2 cache. Within a set the longest tiles start first:
- * those that the mask's order has first, else the first keys, which meet the most queries under a causal mask. */
+/* Tiles are ordered by sets of heads whose Q and dO stay in the L2 cache. Within a set the first keys come first: under
+ * a causal mask they meet the most queries, and the longest tiles must start first. */
 __device__ __forceinline__ key_tile key_tile_of(const attune_cuda_arguments &a, const attune_cuda_backward &g, int tile)
 {
     if (backward::SPLIT_TAIL && tile >= g.full_wave_tiles)
@@ -108,12 +108,19 @@ __device__ __forceinline__ key_tile key_tile_of(const attune_cuda_arguments &a, 
     int chunk = rest / some, plane = set * g.resident_heads + rest - chunk * some;
     if (backward::ORDERED)
         chunk = tiles - 1 - chunk;
-    else if (config::HAVE_BLOCKS && g.column_order) {
-        int two = a.kv_block > BLOCK_N, block = chunk >> two;
-        const int *order = (const int *)g.column_order + plane / a.kv_heads * g.column_batch_rows;
-        chunk += (order[block] - block) << two;
-    }
-    return {plane / a.kv_heads, plane % a.kv_heads, chunk * BLOCK_N};
+    return {plane / a.kv_heads, plane % a.kv_heads, chunk * BLOCK_N, some};
+}
+
+/* The tile of the same head in whose place `tile` was taken: within a set the longest come first, where the mask has an
+ * order. */
+__device__ __forceinline__ int longest_first(const attune_cuda_arguments &a, const attune_cuda_backward &g, int tile)
+{
+    if (!config::HAVE_BLOCKS || backward::ORDERED || !g.column_order)
+        return tile;
+    key_tile at = key_tile_of(a, g, tile / backward::ITEMS);
+    int two = a.kv_block > BLOCK_N, block = at.kv / BLOCK_N >> two;
+    int by = (((const int *)g.column_order)[at.b * g.column_batch_rows + block] - block) << two;
+    return tile + by * at.next * backward::ITEMS;
 }
 
 /* Row index into the workspace arrays LSE, delta and dQ sums. */

@@ -208,6 +208,7 @@ __device__ __forceinline__ void produce_pair(const attune_cuda_arguments &a, con
 #pragma unroll 1
     for (it.tiles_done = 0; (it.tile = next_tile(a, c, it.tiles_done)) < key_tile_count(a, g); it.tiles_done++) {
         {
+            it.tile = longest_first(a, g, it.tile);
             key_tile at = key_tile_of(a, g, it.tile);
             producer_acquire<&control::keys>(c, {0, ~it.tiles_done & 1u});
             c.kv = at.kv + (int)cluster_rank() * backward::CTA_N;

@@ -224,6 +224,7 @@ __device__ __forceinline__ void produce(const attune_cuda_arguments &a, const at
          it.tiles_done++) {
         /* 1: load K and V */
         {
+            it.tile = longest_first(a, g, it.tile);
             key_tile at = key_tile_of(a, g, it.tile / backward::ITEMS);
             producer_acquire<&control::keys>(c, {0, ~it.tiles_done & 1u});
             c.kv = at.kv;

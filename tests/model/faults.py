@@ -177,7 +177,7 @@ FAULTS = [
     # In a fixed order, the first rows' blocks of all heads but the last are loaded before the others.
     ('sm=90 dtype=f16 cases gradients_cuda/causal_long_keys', 'producer_backward_sm90.cuh', 'it.h < it.h_end; it.h++)\n                    load_query_tile', 'it.h < it.h_end - 1; it.h++)\n                    load_query_tile', ORACLE + '|never'),
     # A tile of keys is left out, and another one computed twice, where a mask has an order of them.
-    ('sm=90 dtype=f16 cases gradients_cuda/causal_backwards', 'layout_backward_sm90.cuh', '(order[block] - block) << two', '(order[block] / 2 * 2 - block) << two', ORACLE),
+    ('sm=90 dtype=f16 cases gradients_cuda/causal_backwards', 'layout_backward_sm90.cuh', '+ block] - block) << two', '+ block] / 2 * 2 - block) << two', ORACLE),
     # Backward: elements are read before their copies are complete, or before those of other lanes are.
     ('sm=90 dtype=bf16 cases gradients_cuda/pair_bias', 'captures_backward_sm90.cuh', '    copy_wait<0>();', '    copy_wait<1>();',
      'cp.async writes that its thread has not waited for'),
