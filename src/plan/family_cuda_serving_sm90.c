@@ -99,7 +99,7 @@ static const char *reject_automatic(const attune__search *search)
     if (is_crowded(s) && (s->head_dim > 192 || s->head_dim_v > 192))
         return "beside so wide heads there are no registers for what the expressions need";
     if (is_wide(s) && s->head_dim_v != 512)
-        return "no device has run it for other values of more than 256 columns than of 512: ask for it by name";
+        return "of values of more than 256 columns it has been timed for 512 alone: ask for it by name";
     /* With wide values tiles of 16 rows take longer than their loads. */
     const int64_t rows = s->q_len * (s->heads / s->kv_heads);
     const int64_t few = is_wide(s) ? FEW_ROWS - 1 : FEW_ROWS;
