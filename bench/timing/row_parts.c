@@ -104,12 +104,14 @@ bool row_check_identities(const attention *a, const array *o, const array *d_o, 
                           const array *d_v, report_row *row)
 {
     const array *const pairs[4][2] = {{d_v, &a->v}, {d_o, o}, {d_q, &a->q}, {d_k, &a->k}};
-    double sums[4], sizes[4];
-    for (int i = 0; i < 4; ++i)
+    double sums[4], sizes[4], epsilon = reference_epsilon(a->q.dtype);
+    for (int i = 0; i < 4; ++i) {
         inner_product(pairs[i][0], pairs[i][1], &sums[i], &sizes[i]);
+        epsilon = fmax(epsilon, reference_epsilon(pairs[i][1]->dtype));
+    }
     for (int i = 0; i < 4; i += 2) {
         /* Rounding errors of each product, most of which cancel. */
-        const double bound = (sizes[i] + sizes[i + 1]) * reference_epsilon(a->q.dtype) * 4;
+        const double bound = (sizes[i] + sizes[i + 1]) * epsilon * 4;
         if (!(fabs(sums[i] - sums[i + 1]) <= bound))
             return row_fail(row, REPORT_WRONG, "%s is %.9g, %s %.9g: expected the same to %.3g",
                             i ? "<d_q, q>" : "<d_v, v>", sums[i], i ? "<d_k, k>" : "<d_o, o>", sums[i + 1], bound);

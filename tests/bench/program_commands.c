@@ -474,6 +474,11 @@ Test(program, benches)
         "bench --workload dflash,eagle3_ttt --segments --direction step --scale 0.00001 --repetitions 1 --min-time 0 "
         "--no-peers --format csv",
         0, "/segments/step");
+    /* The identities of its gradients hold to what f16 rounds. */
+    program_expect(
+        "bench --workload causal --scale 0.0001 --kv-dtype f16 --direction backward --repetitions 1 --min-time 0 "
+        "--no-peaks --no-peers",
+        0, "1 ok");
     program_expect(
         "bench --workload causal,decode --scale 0.0001 --dtype f32 --kv-dtype f16 --repetitions 1 --min-time 0 "
         "--no-peers --no-peaks --format csv",
