@@ -43,6 +43,7 @@ struct serving_config {
                             HEAD_DIM % 64 == 0),
                   "a warp group has whole slabs of V, which fit in K's, and P is one slab");
     static_assert(BLOCK_N == 64 || BLOCK_N == 128, "a warp loads 16 or 32 keys");
+    static_assert(!WIDE || STAGES == 2, "a warp group computes P of the keys in its stage");
     static_assert(STAGES > 1 && TAKEN, "keys are loaded ahead, and parts are not fixed");
     static_assert(K_TYPE == config::DTYPE && V_TYPE == config::DTYPE && config::Q_DTYPE == config::DTYPE &&
                       sizeof(element) == 2,

@@ -92,14 +92,15 @@ __device__ __forceinline__ void follow_maxima(const float (&most)[2], float (&ro
     }
 }
 
-__device__ __forceinline__ void rescale_some(float (&o)[sm90::WIDTH_DV / 2], const float (&alpha)[2])
+__device__ __forceinline__ void rescale_if_raised(float (&o)[sm90::WIDTH_DV / 2], const float (&alpha)[2])
 {
     if (__any_sync(0xffffffffu, alpha[0] != 1.0f || alpha[1] != 1.0f))
         rescale(o, alpha);
 }
 
 /* Gives the other warp group P of a tile, and its row maxima. */
-__device__ __forceinline__ void give(const u32 (&p)[BLOCK_N / 16][4], const float (&row_max)[2], u32 memory, int group)
+__device__ __forceinline__ void give_p(const u32 (&p)[BLOCK_N / 16][4], const float (&row_max)[2], u32 memory,
+                                       int group)
 {
     u32 row = row_in_tile();
     u32 to = memory + sm90::P_OFFSET + row * 128 + (u32)(thread_index_remat() % 4) * 4;
@@ -150,8 +151,8 @@ __device__ __forceinline__ void compute_tile(float (&o)[sm90::WIDTH_DV / 2], flo
     /* 5: online softmax. Row maxima that are a result have to be exact. */
     softmax_wide(x, row_max, row_sum, alpha, w.a.row_max.address != 0, w.factor);
     round_p(p, x);
-    give(p, row_max, w.memory, w.group);
-    rescale_some(o, alpha);
+    give_p(p, row_max, w.memory, w.group);
+    rescale_if_raised(o, alpha);
     /* 2: wait for V */
     if (w.replaces)
         consumer_wait<&control::v>(w.c, k);
@@ -173,7 +174,7 @@ __device__ __forceinline__ void follow_tile(float (&o)[sm90::WIDTH_DV / 2], floa
     named_sync<256>(BARRIER_GIVEN + (w.group ^ 1));
     load_rows(most, row_places(w.memory, w.group ^ 1, 0));
     follow_maxima(most, row_max, row_sum, alpha, w.factor);
-    rescale_some(o, alpha);
+    rescale_if_raised(o, alpha);
     /* 2: wait for V */
     consumer_wait<&control::k>(w.c, k);
     if (w.replaces)

@@ -32,7 +32,7 @@ static const attune__tile serving_256[] = {
     ATTUNE__TILE(64, 64, 2, 8),
 };
 
-/* Two consumer warp groups have the same rows, and divide O's columns. */
+/* Two consumer warp groups have the same rows, divide O's columns, and have a stage each whose P they compute. */
 static const attune__tile serving_wide[] = {
     ATTUNE__TILE(64, 64, 2, 12),
 };
@@ -130,11 +130,11 @@ static const char *reject_tile(const attune__search *search, const attune__tile 
         return "keys are loaded ahead, the least is 2";
     if (!is_wide(search->shape))
         return attune__cuda_reject_wgmma_warps(search, tile, option);
-    for (int i = 0; i < 3; i++) {
-        static const attune__option fixed[] = {ATTUNE__BLOCK_M, ATTUNE__BLOCK_N, ATTUNE__NUM_WARPS};
+    for (int i = 0; i < 4; i++) {
+        static const attune__option fixed[] = {ATTUNE__BLOCK_M, ATTUNE__BLOCK_N, ATTUNE__NUM_WARPS, ATTUNE__NUM_STAGES};
         *option = fixed[i];
         if (v[*option] != serving_wide[0].value[*option])
-            return "with values of more than 256 columns it is 64 x 64 by 12 warps";
+            return "with values of more than 256 columns it is 64 x 64 by 12 warps in 2 stages";
     }
     return NULL;
 }

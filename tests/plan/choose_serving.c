@@ -163,6 +163,16 @@ Test(choose, forced_tiles_over_a_cache_are_planned_or_refused)
     }
 }
 
+/* A consumer warp group computes P of one of two stages. */
+Test(choose, stages_of_wide_values_over_a_cache)
+{
+    attune_problem p = problem_of(ATTUNE_BF16, 384, 64, 4096);
+    p.tokens = 64, p.page = 16;
+    cr_expect_eq(plan("h200", &p, "{\"KERNEL\": \"cuda_serving_sm90a\"}").num_stages, 2);
+    EXPECT_ERROR("h200", &p, "{\"KERNEL\": \"cuda_serving_sm90a\", \"num_stages\": 3}", ATTUNE_INVALID_ARGUMENT,
+                 "num_stages", "in 2 stages");
+}
+
 /* The kernel with TMA over a cache is chosen, and left, by USE_TMA. */
 Test(choose, tma_over_a_cache)
 {
