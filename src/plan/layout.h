@@ -63,9 +63,8 @@ typedef struct attune__lanes_layout {
 enum {
     ATTUNE__FORWARD_SUBGROUPS = 1, /* the invocations of a row exchange its maximum and sum without shared memory */
     ATTUNE__FORWARD_FLAT = 2,      /* the smallest slices, with a third of the code: slower, and compiles faster */
-    /* One half of slices: a barrier more for each, and no load into the other while one is read. */
-    ATTUNE__FORWARD_ONE_HALF = 8,
-    ATTUNE__FORWARD_COLUMNS = 4, /* eight columns of an invocation, not four, from 32 scores on, not from 64 */
+    ATTUNE__FORWARD_COLUMNS = 4,   /* eight columns of an invocation, not four, from 32 scores on, not from 64 */
+    ATTUNE__FORWARD_ONE_HALF = 8,  /* one half of slices: a barrier more for each, before it is overwritten */
 };
 /* `form`: bits of the above. */
 const char *attune__forward_layout_make(uint32_t block_m, uint32_t block_n, uint32_t threads, uint32_t head_dim,
