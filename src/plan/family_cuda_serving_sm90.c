@@ -11,6 +11,8 @@
 #define TILES ATTUNE__CUDA_TILES
 /* Packed rows of a sequence up to which one tile of cuda_sm80 has them all, and the call is bound by memory. */
 #define FEW_ROWS 16
+/* setmaxnreg's of each of two consumer warp groups beside a producer (cuda/layout_serving_sm90.cuh). */
+#define TWO_GROUPS_REGISTERS 208
 
 static const attune__tile serving_64[] = {
     ATTUNE__TILE(128, 128, 4, 12),
@@ -116,6 +118,12 @@ static void clamp(const attune__search *search, attune__tile *tile)
         v[ATTUNE__NUM_WARPS] = attune__cuda_wgmma_warps(tile);
 }
 
+static uint32_t registers(const attune__shape *s, uint32_t block_n)
+{
+    return attune__cuda_wgmma_registers(s, block_n,
+                                        attune__round_up(is_wide(s) ? s->head_dim_v / 2 : s->head_dim_v, 16));
+}
+
 static const char *reject_tile(const attune__search *search, const attune__tile *tile, attune__option *option)
 {
     const uint32_t *v = tile->value;
@@ -128,8 +136,12 @@ static const char *reject_tile(const attune__search *search, const attune__tile 
     *option = ATTUNE__NUM_STAGES;
     if (v[*option] < 2)
         return "keys are loaded ahead, the least is 2";
-    if (!is_wide(search->shape))
+    if (!is_wide(search->shape)) {
+        *option = ATTUNE__BLOCK_M;
+        if (v[*option] == 128 && registers(search->shape, v[ATTUNE__BLOCK_N]) > TWO_GROUPS_REGISTERS)
+            return "two consumer warp groups do not have the registers for so many keys and columns";
         return attune__cuda_reject_wgmma_warps(search, tile, option);
+    }
     for (int i = 0; i < 4; i++) {
         static const attune__option fixed[] = {ATTUNE__BLOCK_M, ATTUNE__BLOCK_N, ATTUNE__NUM_WARPS, ATTUNE__NUM_STAGES};
         *option = fixed[i];
@@ -148,8 +160,7 @@ static attune__cost cost(const attune__search *search, const attune__tile *tile)
     c.shared = attune_cuda_serving_sm90(attune__cuda_tile(s, v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N],
                                                           v[ATTUNE__NUM_WARPS], v[ATTUNE__NUM_STAGES]))
                    .size;
-    c.registers = attune__cuda_wgmma_registers(s, v[ATTUNE__BLOCK_N],
-                                               attune__round_up(is_wide(s) ? s->head_dim_v / 2 : s->head_dim_v, 16));
+    c.registers = registers(s, v[ATTUNE__BLOCK_N]);
     return c;
 }
 

@@ -173,6 +173,16 @@ Test(choose, stages_of_wide_values_over_a_cache)
                  "num_stages", "in 2 stages");
 }
 
+/* Two consumer warp groups share the registers of an SM with the producers. */
+Test(choose, rows_of_two_warp_groups_over_a_cache)
+{
+    attune_problem p = problem_of(ATTUNE_BF16, 256, 1024, 8192);
+    p.tokens = 1024, p.page = 16;
+    cr_expect_eq(plan("h200", &p, NULL).block_m, 64);
+    EXPECT_ERROR("h200", &p, "{\"KERNEL\": \"cuda_serving_sm90a\", \"BLOCK_M\": 128}", ATTUNE_INVALID_ARGUMENT,
+                 "BLOCK_M is 128", "do not have the registers");
+}
+
 /* The kernel with TMA over a cache is chosen, and left, by USE_TMA. */
 Test(choose, tma_over_a_cache)
 {
