@@ -24,7 +24,7 @@ struct serving_config {
                                               : GROUPS == 2 ? 88
                                                             : 104,
                          CONSUMER_REGISTERS = WIDE          ? 216
-                                              : GROUPS == 2 ? 208
+                                              : GROUPS == 2 ? ATTUNE_CUDA_SERVING_SM90_PAIR_REGISTERS
                                                             : 248;
 
     /* Shared memory (layout_sm90.h). */

@@ -58,13 +58,16 @@ ATTUNE_CUDA_LAYOUT attune_cuda_forward_tma_layout attune_cuda_forward_sm90(attun
 /* ------------------------------------------------------------------------------------------------ forward over a cache
  */
 
-/* Values of more than 256 columns, as those of latent attention: two consumer warp groups divide the keys of a tile's S
- * and the columns of its O, and V has no memory of its own. It is a part of K, as a rule; else it replaces K once S is
- * done. */
+/* Values of more than 256 columns, as those of latent attention: two consumer warp groups compute S of every other tile
+ * of keys, and divide the columns of O, and V has no memory of its own. It is a part of K, as a rule; else it replaces
+ * K once S is done. */
 ATTUNE_CUDA_LAYOUT int attune_cuda_serving_sm90_wide(unsigned head_dim_v)
 {
     return head_dim_v > 256;
 }
+
+/* setmaxnreg's of each of two consumer warp groups that have 64 rows each. */
+#define ATTUNE_CUDA_SERVING_SM90_PAIR_REGISTERS 208
 
 /* Q[M][D], K[S][N][D], V[S][N][Dv], the pipelines' barriers, a bit for each key of a stage, and the descriptors of two
  * tiles of rows: the next one is found while this one is computed. With wide values V is in K's stages, and there are

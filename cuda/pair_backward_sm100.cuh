@@ -218,11 +218,11 @@ __device__ __forceinline__ void produce_pair(const attune_cuda_arguments &a, con
             load_pair_keys(a, c, p, memory, at.kv, k_map, v_map);
         }
         it.b_end = g.kv_batch == 1 ? a.batch : it.b_keys + 1;
-        it.h_end = (it.h_keys + 1) * (a.heads / a.kv_heads);
+        it.h_end = first_head(a, c) + a.heads / a.kv_heads;
 #pragma unroll 1
         for (it.b = it.b_keys; it.b < it.b_end; it.b++)
 #pragma unroll 1
-            for (it.h = it.h_keys * (a.heads / a.kv_heads); it.h < it.h_end; it.h++)
+            for (it.h = first_head(a, c); it.h < it.h_end; it.h++)
                 load_pair_head(a, g, c, p, memory, pipe, q_map, do_map);
         push_pair_descriptor(c, pipe, it.tile, TILE_END);
     }

@@ -11,8 +11,6 @@
 #define TILES ATTUNE__CUDA_TILES
 /* Packed rows of a sequence up to which one tile of cuda_sm80 has them all, and the call is bound by memory. */
 #define FEW_ROWS 16
-/* setmaxnreg's of each of two consumer warp groups beside a producer (cuda/layout_serving_sm90.cuh). */
-#define TWO_GROUPS_REGISTERS 208
 
 static const attune__tile serving_64[] = {
     ATTUNE__TILE(128, 128, 4, 12),
@@ -138,7 +136,7 @@ static const char *reject_tile(const attune__search *search, const attune__tile 
         return "keys are loaded ahead, the least is 2";
     if (!is_wide(search->shape)) {
         *option = ATTUNE__BLOCK_M;
-        if (v[*option] == 128 && registers(search->shape, v[ATTUNE__BLOCK_N]) > TWO_GROUPS_REGISTERS)
+        if (v[*option] == 128 && registers(search->shape, v[ATTUNE__BLOCK_N]) > ATTUNE_CUDA_SERVING_SM90_PAIR_REGISTERS)
             return "two consumer warp groups do not have the registers for so many keys and columns";
         return attune__cuda_reject_wgmma_warps(search, tile, option);
     }
