@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /* Names in expressions on the command line: with data, declared, or inferred from the text. */
 #include "bench/program/cli.h"
-#include "bench/workloads/workload.h"
 
 #include <ctype.h>
 #include <stdio.h>

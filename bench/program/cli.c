@@ -11,7 +11,6 @@
 #include <unistd.h>
 
 #include "bench/workloads/serving.h"
-#include "bench/workloads/workload.h"
 
 #define COMPILE_THREADS 4 /* no plan has more kernels */
 
@@ -163,6 +162,20 @@ void cli_unknown_workload(const char *name, const char *cannot)
         }
     cli_unknown("workload", name, workload_name, NULL, workload_count() + serving_workload_count(),
                 "attune bench --list");
+}
+
+bool cli_workloads_right(attune_instance *instance, const workload *list, uint32_t count, const char *option)
+{
+    failure why = {{0}};
+    for (uint32_t i = 0; i < count; i++) {
+        attention a;
+        if (!workload_bind_types(instance, &list[i], &a, &why)) {
+            cli_error("%s%s%s", option ? option : "", option ? ": " : "", why.message);
+            return false;
+        }
+        workload_release(&a);
+    }
+    return true;
 }
 
 static const char *option_name(const void *user, uint32_t index)

@@ -6,6 +6,7 @@
 
 #include <jansson.h>
 
+#include "bench/workloads/workload.h"
 #include "tests/oracle/bindings.h"
 
 enum {
@@ -32,6 +33,9 @@ void cli_unknown(const char *what, const char *word, cli_name_fn name_of, const 
 /* The same for a workload by name. It says so of a block mask, and, unless `cannot` is NULL, of a batch over a cache,
  * which cannot do what the command does. */
 void cli_unknown_workload(const char *name, const char *cannot);
+
+/* Whether the expressions of workloads are right; prints an error if not, of the option, unless that is NULL. */
+bool cli_workloads_right(attune_instance *instance, const workload *list, uint32_t count, const char *option);
 
 #define CLI_REPEATS BINDINGS_MAX
 

@@ -344,19 +344,6 @@ static bool check_dtypes(const bench_run *run)
     return true;
 }
 
-/* Expressions of a file or of the command line, before any row is run. */
-static bool check_expressions(const bench_run *run)
-{
-    failure why = {{0}};
-    for (uint32_t i = 0; i < run->own_count; ++i) {
-        attention a;
-        if (!workload_bind_types(run->instance, &run->own[i], &a, &why))
-            return error("%s%s", run->options.file ? "--file: " : "", why.message);
-        workload_release(&a);
-    }
-    return true;
-}
-
 /* Kernel options that not one row can have are an error of the command line. Where some rows can, the others fail. */
 static bool check_kernel_options(const bench_run *run)
 {
@@ -794,7 +781,7 @@ static int prepare(bench_run *run)
         (void)error("%s", attune_last_error());
         return cli_exit_of(status);
     }
-    if (!check_expressions(run))
+    if (!cli_workloads_right(run->instance, run->own, run->own_count, o->file ? "--file" : NULL))
         return EXIT_USAGE;
     status = cli_packs_load(run->instance, &o->packs);
     if (status == ATTUNE_OK)

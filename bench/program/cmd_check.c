@@ -534,15 +534,8 @@ int cmd_check(int argc, char **argv)
         cli_error("%s", attune_last_error());
     else if ((status = cli_packs_load(instance, &o.packs)) == ATTUNE_OK)
         status = cli_devices_open(instance, o.device, &devices);
-    for (uint32_t i = 0; status == ATTUNE_OK && i < o.count; i++) {
-        attention a;
-        if (workload_bind_types(instance, &o.list[i], &a, &why)) {
-            workload_release(&a);
-        } else {
-            cli_error("--file: %s", why.message);
-            status = ATTUNE_INVALID_ARGUMENT;
-        }
-    }
+    if (status == ATTUNE_OK && !cli_workloads_right(instance, o.list, o.count, "--file"))
+        status = ATTUNE_INVALID_ARGUMENT;
     int worst = cli_exit_of(status);
     if (status != ATTUNE_OK)
         cli_devices_close(&devices);
