@@ -199,7 +199,7 @@ static const model_case hopper_faults[] = {
     {.architecture = "90",
      .row = CASE_gqa_3,
      .dtype = ATTUNE_BF16,
-     .fault = "hopper.cuh|(u64)(1024 >> 4) << 32 | 1ull << 16|(u64)(2048 >> 4) << 32 | 1ull << 16",
+     .fault = "hopper.cuh|(u64)(rows >> 4) << 32|(u64)(2 * rows >> 4) << 32",
      .report = "of shared memory, which nobody has written"},
     /* TMA writes more bytes than the barrier was told. */
     {.architecture = "90",
