@@ -237,5 +237,7 @@ attune_status attune__profile_apply(const char *name, attune_limits *limits)
     limits->shared_memory_reserved = p->shared_memory_reserved;
     limits->unit_invocations = p->unit_invocations;
     limits->matrix &= p->matrix | ATTUNE_MATRIX_UNTRIED;
+    if (!(limits->matrix & (ATTUNE_MATRIX_COOPMAT | ATTUNE_MATRIX_COOPMAT2)))
+        limits->fragment_layout = 0;
     return ATTUNE_OK;
 }

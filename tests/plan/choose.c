@@ -497,8 +497,6 @@ Test(choose, problems_are_checked)
     WRONG(dtype = (attune_dtype)77, "problem.dtype is ? (77)");
     WRONG(head_dim = 0, "problem.head_dim is 0");
     WRONG(head_dim = 20, "problem.head_dim is 20");
-    WRONG(head_dim = 264, "its head dimensions are at most 256: here they are 264 and 264");
-    WRONG(head_dim_v = 512, "its head dimensions are at most 256: here they are 128 and 512");
     WRONG(head_dim = 584, "problem.head_dim is 584, expected a multiple of 8 from 8 to 576: no kernel has wider");
     WRONG(head_dim_v = 520, "problem.head_dim_v is 520, expected a multiple of 8 from 8 to 512");
     WRONG(head_dim_v = 4, "problem.head_dim_v is 4");
@@ -721,6 +719,27 @@ Test(choose, a_profile_laid_over_a_device)
     cr_assert(strstr(attune_last_error(), "shared_memory"), "%s", attune_last_error());
     cr_assert_eq(attune__profile_apply("rdna3", &limits), ATTUNE_INVALID_ARGUMENT);
     cr_assert_eq(attune__profile_apply("none", &limits), ATTUNE_INVALID_ARGUMENT);
+}
+
+/* Every device has plans under each profile that it takes: a smaller one may lack what limits depend on, as
+ * matrices. */
+Test(choose, smaller_profiles_leave_plans)
+{
+    const attune_problem p = problem_of(ATTUNE_F16, 64, 100, 100);
+    uint32_t applied = 0;
+    for (uint32_t i = 0; i < attune_profile_count(); i++)
+        for (uint32_t j = 0; j < attune_profile_count(); j++) {
+            attune_profile of_device = {.struct_size = sizeof of_device}, other = of_device;
+            cr_assert_eq(attune_profile_get(i, &of_device), ATTUNE_OK);
+            cr_assert_eq(attune_profile_get(j, &other), ATTUNE_OK);
+            attune_plan_choice c = {.struct_size = sizeof c};
+            if (attune__profile_apply(other.name, &of_device.limits) != ATTUNE_OK)
+                continue;
+            cr_expect_eq(attune_plan_choose(&of_device.limits, &p, NULL, &c), ATTUNE_OK, "%s@%s: %s", of_device.name,
+                         other.name, attune_last_error());
+            applied++;
+        }
+    cr_assert_gt(applied, 2 * attune_profile_count());
 }
 
 /* Mixed types of each device, and the reason where it has none. */
