@@ -33,6 +33,9 @@
 #ifndef ATTUNE_HEAD_DIM_V
 #define ATTUNE_HEAD_DIM_V ATTUNE_HEAD_DIM
 #endif
+#ifndef ATTUNE_O_COLUMNS
+#define ATTUNE_O_COLUMNS ATTUNE_HEAD_DIM_V
+#endif
 /* The tile. */
 #ifndef ATTUNE_BLOCK_M
 #define ATTUNE_BLOCK_M 64
@@ -264,6 +267,7 @@ struct config {
     static constexpr int DTYPE = ATTUNE_DTYPE, Q_DTYPE = ATTUNE_Q_DTYPE, O_DTYPE = ATTUNE_O_DTYPE;
     static constexpr int K_TYPE = ATTUNE_K_TYPE, V_TYPE = ATTUNE_V_TYPE; /* of a cache */
     static constexpr int HEAD_DIM = ATTUNE_HEAD_DIM, HEAD_DIM_V = ATTUNE_HEAD_DIM_V;
+    static constexpr int O_COLUMNS = ATTUNE_O_COLUMNS; /* of o in all launches of the call: each has HEAD_DIM_V */
 
     /* The tile. */
     static constexpr int BLOCK_M = ATTUNE_BLOCK_M, BLOCK_N = ATTUNE_BLOCK_N;

@@ -285,7 +285,7 @@ __device__ __forceinline__ void store(float *o, const float *ml, const attune_cu
             o[row * PAD_DV + d] = value;
         } else if (parts.split > 1) {
             i64 to = (((i64)at.b * a.heads + at.h) * a.q_len + at.q) * parts.split + p.index;
-            ((float *)parts.o)[to * HEAD_DIM_V + d] = value;
+            ((float *)parts.o)[to * config::O_COLUMNS + d] = value;
             if (d == 0)
                 ((float2 *)parts.ml)[to] = make_float2(row_max, sum);
         } else
@@ -484,7 +484,7 @@ extern "C" __global__ void attune_combine_sm80(const __grid_constant__ attune_cu
     int row = (int)blockIdx.x, plane = row / a.q_len, b = plane / a.heads;
     tile_coord at = {b, plane - b * a.heads, 0, row - plane * a.q_len};
     const float2 *ml = (const float2 *)parts.ml + (i64)row * parts.split;
-    const float *o = (const float *)parts.o + (i64)row * parts.split * HEAD_DIM_V;
+    const float *o = (const float *)parts.o + (i64)row * parts.split * config::O_COLUMNS;
     wait_for_launches();
     float factor = fold_factor(a.scale);
     auto ml_of = [&](int part) { return ml[part]; };
@@ -493,7 +493,7 @@ extern "C" __global__ void attune_combine_sm80(const __grid_constant__ attune_cu
     for (int d = (int)threadIdx.x; d < HEAD_DIM_V; d += (int)blockDim.x) {
         float value, sum;
         add_parts<AT_ONCE>(value, sum, parts.split, row_max, factor, ml_of,
-                           [&](int part) { return o[(i64)part * HEAD_DIM_V + d]; });
+                           [&](int part) { return o[(i64)part * config::O_COLUMNS + d]; });
         store_element(a, at, d, value, row_max, sum, factor);
     }
 }

@@ -730,7 +730,7 @@ typedef struct attune_problem {
     uint32_t struct_size;
     attune_direction direction;
     attune_dtype dtype;       /* of q, k, v and o: ATTUNE_F32, F16, BF16, or F64 on the CPU; 0 = ATTUNE_F32 */
-    uint32_t head_dim;        /* of q and k: a multiple of 8, 8 to 576; above 256: CPU, Vulkan forward; caches */
+    uint32_t head_dim;        /* of q and k: a multiple of 8, 8 to 576; gradients above 256: the CPU alone */
     uint32_t head_dim_v;      /* of v and o, likewise, to 512; 0 = head_dim */
     int64_t batch;            /* 0 = 1 */
     int64_t kv_batch;         /* batch, or 1: k and v broadcast; 0 = batch */

@@ -613,7 +613,9 @@ attune_status attune__cuda_specialise(const attune_allocator *allocator, const a
     if (s->q_dtype != operand)
         attune__cuda_define(kernel, "Q_DTYPE", attune__cuda_dtype_number(s->q_dtype));
     attune__cuda_define(kernel, "HEAD_DIM", s->head_dim);
-    attune__cuda_define(kernel, "HEAD_DIM_V", s->head_dim_v);
+    attune__cuda_define(kernel, "HEAD_DIM_V", attune__cuda_columns(s));
+    if (s->head_dim_v != attune__cuda_columns(s))
+        attune__cuda_define(kernel, "O_COLUMNS", s->head_dim_v);
     if (role == ATTUNE__CUDA_DELTA)
         return ATTUNE_OK;
     if (role == ATTUNE__CUDA_APPEND) {

@@ -143,6 +143,7 @@ typedef struct attune__cuda_program {
      * all gradients and adds dQ to sums; `fallback` and `rows` run after it if a sum is not finite, or instead of it.
      */
     const struct attune__cuda_family *family;
+    uint32_t columns;                /* forward, decode: those of v that a launch multiplies */
     uint32_t head_dim, head_dim_v;   /* backward */
     bool ordered;                    /* backward: ordered accumulation */
     uint32_t float_sums;             /* backward: bits of the captures whose gradients are summed in float32 */
@@ -192,6 +193,10 @@ attune_status attune__cuda_serving_load(attune__cuda_program *program, const att
 
 /* The arguments of a call, for any kernel of the program. */
 attune_cuda_arguments attune__cuda_arguments_of(const attune__cuda_program *program, const attune__forward *call);
+/* If v has more columns than a launch multiplies, changes the first launch's arguments to those of the second, for the
+ * last columns, and is true. */
+bool attune__cuda_take_last_columns(const attune__cuda_program *program, const attune__forward *call,
+                                    attune_cuda_arguments *arguments);
 
 attune_cuda_view attune__cuda_view_of(const attune_tensor *tensor);
 /* An array of rank 3 at most. */

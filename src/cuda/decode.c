@@ -46,6 +46,19 @@ static attune_cuda_parts parts_of(const attune__cuda_program *program, const att
     return parts;
 }
 
+/* All splits of the rows, and what combines them where neither clusters do nor the caller. */
+static attune__cu_result launch_splits(attune__cuda_device *device, const attune__cuda_program *program, int64_t tiles,
+                                       int64_t combined, bool clustered, attune__cu_stream stream, void **parameters)
+{
+    attune__cu_result result = attune__cuda_launch_early(
+        device, program->kernel.function, (unsigned)(tiles * program->split), clustered ? program->split : 1,
+        program->kernel.threads, program->kernel.shared_memory, stream, parameters);
+    if (result == CU_SUCCESS && combined)
+        result = attune__cuda_launch_early(device, program->combine, (unsigned)combined, 1, COMBINE_THREADS, 0, stream,
+                                           parameters);
+    return result;
+}
+
 attune_status attune__cuda_decode(const attune__program *program, attune_queue *queue, const attune__forward *call,
                                   uint64_t *value)
 {
@@ -67,12 +80,13 @@ attune_status attune__cuda_decode(const attune__program *program, attune_queue *
     ATTUNE__TRY(attune__cuda_enter(device));
     attune_status status = attune__cuda_queue_begin(stream, call->seconds != NULL);
     if (status == ATTUNE_OK) {
-        attune__cu_result result = attune__cuda_launch_early(
-            device, mine->kernel.function, (unsigned)(tiles * planes * mine->split), clustered ? mine->split : 1,
-            mine->kernel.threads, mine->kernel.shared_memory, stream->stream, parameters);
-        if (result == CU_SUCCESS && mine->split > 1 && !clustered && !call->splits)
-            result = attune__cuda_launch_early(device, mine->combine, (unsigned)all, 1, COMBINE_THREADS, 0,
-                                               stream->stream, parameters);
+        const int64_t combined = mine->split > 1 && !clustered && !call->splits ? all : 0;
+        attune__cu_result result =
+            launch_splits(device, mine, tiles * planes, combined, clustered, stream->stream, parameters);
+        if (result == CU_SUCCESS && attune__cuda_take_last_columns(mine, call, &arguments)) {
+            parts.o += parts.o ? (uint64_t)(call->v.size[3] - mine->columns) * sizeof(float) : 0;
+            result = launch_splits(device, mine, tiles * planes, combined, clustered, stream->stream, parameters);
+        }
         status = attune__cuda_check(device, result, "cuLaunchKernel");
         status = attune__cuda_queue_end(stream, status, value, call->seconds);
     }

@@ -104,6 +104,20 @@ attune_cuda_arguments attune__cuda_arguments_of(const attune__cuda_program *prog
     return arguments;
 }
 
+/* Columns that both launches have get the same values from both. The first one has stored what there is of a row once.
+ */
+bool attune__cuda_take_last_columns(const attune__cuda_program *program, const attune__forward *call,
+                                    attune_cuda_arguments *arguments)
+{
+    const uint64_t first = (uint64_t)call->v.size[3] - program->columns;
+    if (first == 0)
+        return false;
+    arguments->v.address += first * attune_dtype_size(call->v.dtype);
+    arguments->o.address += first * attune_dtype_size(call->o.dtype);
+    arguments->lse.address = arguments->row_max.address = 0;
+    return true;
+}
+
 /* Of `rank` dimensions; sizes from the innermost on, and strides in bytes of those after it, which are 0 where a
  * dimension of size 1 needs none. */
 static bool encode(const attune__cuda_driver *driver, const attune_tensor *tensor, uint32_t rank, const uint64_t *sizes,
@@ -167,6 +181,13 @@ static bool encode_o(const attune__cuda_program *program, const attune__forward 
            attune__cuda_encode(&attune__cuda_of(program->base.device)->driver, &call->o, 128, false, map);
 }
 
+static attune__cu_result launch_tiles(const attune__cuda_device *device, const attune__cuda_loaded *kernel,
+                                      int64_t grid, attune__cu_stream stream, void **parameters)
+{
+    return device->driver.launch(kernel->function, (unsigned)grid, 1, 1, kernel->threads, 1, 1, kernel->shared_memory,
+                                 stream, parameters, NULL);
+}
+
 /* Needs the current context: the driver encodes tensor maps only within one. */
 static attune_status launch(const attune__cuda_program *program, attune__cuda_queue *queue, const attune__forward *call,
                             uint64_t *value)
@@ -190,10 +211,10 @@ static attune_status launch(const attune__cuda_program *program, attune__cuda_qu
         return status;
     if (kernel->resident && !queue->capturing)
         arguments.counter = queue->counter;
-    status = attune__cuda_check(device,
-                                device->driver.launch(kernel->function, (unsigned)grid, 1, 1, kernel->threads, 1, 1,
-                                                      kernel->shared_memory, queue->stream, parameters, NULL),
-                                "cuLaunchKernel");
+    attune__cu_result result = launch_tiles(device, kernel, grid, queue->stream, parameters);
+    if (result == CU_SUCCESS && attune__cuda_take_last_columns(program, call, &arguments))
+        result = launch_tiles(device, kernel, grid, queue->stream, parameters);
+    status = attune__cuda_check(device, result, "cuLaunchKernel");
     return attune__cuda_queue_end(queue, status, value, call->seconds);
 }
 

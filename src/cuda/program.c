@@ -137,6 +137,7 @@ static attune_status allocate(attune_device *device, const attune__program_desc 
         return ATTUNE_OUT_OF_HOST_MEMORY;
     made->base.device = device;
     made->family = family;
+    made->columns = attune__cuda_columns(desc->shape);
     made->mask = desc->mask;
     made->score = desc->score;
     *program = &made->base;

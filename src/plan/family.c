@@ -112,10 +112,11 @@ static const char *reject_feature(const attune__family *family, const attune__se
         return "it has no fixed splits of the keys (problem.split_keys)";
     if (s->shared_sequences > 1 && !family->shares)
         return "its tiles have the rows of one sequence (problem.shared_sequences)";
-    if (family->heads_above_256 || (s->tokens && family->serve_above_256) ||
-        (s->head_dim <= 256 && s->head_dim_v <= 256))
+    const bool back = search->pass == ATTUNE__PASS_BACKWARD;
+    if ((back ? family->gradients_above_256 : family->heads_above_256) || (s->head_dim <= 256 && s->head_dim_v <= 256))
         return NULL;
-    snprintf(why, size, "its head dimensions are at most 256: here they are %u and %u", s->head_dim, s->head_dim_v);
+    snprintf(why, size, "its head dimensions are at most 256%s: here they are %u and %u",
+             family->heads_above_256 ? " in backward" : "", s->head_dim, s->head_dim_v);
     return why;
 }
 

@@ -83,10 +83,10 @@ typedef struct attune__family {
     bool serving_only; /* it reads nothing else */
     bool fixed_splits; /* it splits keys where problem.split_keys says */
     bool shares;       /* a tile may have rows of several sequences, for the keys that they share */
-    bool heads_above_256; /* head dimensions above 256 */
-    bool serve_above_256; /* as heads_above_256, over a cache */
-    uint32_t dtypes;      /* bits 1 << attune_dtype: of k and v */
-    uint32_t mixes;       /* bits 1 << attune__pass: passes in which q and o may be f32, f16 or bf16 for any k and v */
+    bool heads_above_256;     /* head dimensions above 256, but in backward */
+    bool gradients_above_256; /* likewise, in backward */
+    uint32_t dtypes;          /* bits 1 << attune_dtype: of k and v */
+    uint32_t mixes; /* bits 1 << attune__pass: passes in which q and o may be f32, f16 or bf16 for any k and v */
     /* bits 1 << attune__pass: passes whose results depend on the order in which workgroups finish */
     uint32_t unordered;
     /* Whether DETERMINISTIC gives it a fixed order; NULL = never, and such a call skips the family. */

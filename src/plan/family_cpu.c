@@ -167,6 +167,7 @@ const attune__family attune__cpu = {
     .fixed_splits = true,
     .shares = true,
     .heads_above_256 = true,
+    .gradients_above_256 = true,
     .dtypes = ATTUNE__CACHE_DTYPES | 1u << ATTUNE_F64,
     .mixes = 1u << ATTUNE__PASS_FORWARD | 1u << ATTUNE__PASS_DECODE | 1u << ATTUNE__PASS_BACKWARD,
     .options = {ATTUNE__FORWARD_TILE | ATTUNE__BIT(ATTUNE__PRESCALE_QK),

@@ -56,6 +56,13 @@ static inline bool attune__cuda_is_f32(const attune__shape *s)
     return attune__cuda_operand(s) == ATTUNE_F32;
 }
 
+/* The columns of v that one launch multiplies. Past 256 no warp has registers for 16 rows of o, and two launches have
+ * half each, in multiples of 8: the second one the last of them. Over a cache warps divide the columns. */
+static inline uint32_t attune__cuda_columns(const attune__shape *s)
+{
+    return s->tokens || s->head_dim_v <= 256 ? s->head_dim_v : s->head_dim_v - s->head_dim_v / 16 * 8;
+}
+
 /* The forward kernels with TMA look at V of partial tiles for NaN, a tile behind K. With one stage they would look
  * while it is still being loaded. */
 static inline const char *attune__cuda_reject_one_stage(const attune__shape *s, uint32_t stages, attune__option *option)
@@ -74,7 +81,7 @@ static inline attune_cuda_tile attune__cuda_tile(const attune__shape *s, uint32_
 {
     return (attune_cuda_tile){.element = attune__cuda_is_f32(s) ? 4 : 2,
                               .head_dim = s->head_dim,
-                              .head_dim_v = s->head_dim_v,
+                              .head_dim_v = attune__cuda_columns(s),
                               .block_m = m,
                               .block_n = n,
                               .warps = warps,

@@ -518,7 +518,7 @@ static uint32_t sm80_registers(const attune__search *search, const attune__tile 
 {
     const attune__shape *s = search->shape;
     const uint32_t *v = tile->value;
-    uint32_t threads = 32 * v[ATTUNE__NUM_WARPS], dv = attune__round_up(s->head_dim_v, 16);
+    uint32_t threads = 32 * v[ATTUNE__NUM_WARPS], dv = attune__round_up(attune__cuda_columns(s), 16);
     uint32_t base = attune__cuda_registers(s);
     if (sm80_packs_rows(search)) {
         /* A warp holds 16 rows of O, and their scores for its part of the keys. */
@@ -591,7 +591,7 @@ const attune__family attune__cuda_sm80 = {
     .fixed_splits = true,
     .shares = true,
     .sinks = true,
-    .serve_above_256 = true,
+    .heads_above_256 = true,
     .short_parts = ATTUNE_CUDA_COMBINED_AT_ONCE,
     .cluster_parts = cluster_parts,
     .matrix = ATTUNE_MATRIX_MMA_SYNC,

@@ -13,15 +13,6 @@
     }
 #define MIXES (1u << ATTUNE__PASS_FORWARD | 1u << ATTUNE__PASS_DECODE)
 
-/* Head dimensions above 256 are of forward and decode. */
-static const char *vulkan_reject_problem(const attune__search *search)
-{
-    const attune__shape *s = search->shape;
-    if (search->pass != ATTUNE__PASS_BACKWARD)
-        return NULL;
-    return s->head_dim > 256 || s->head_dim_v > 256 ? "the head dimensions of its backward pass are at most 256" : NULL;
-}
-
 const attune__family attune__vulkan_portable = {
     .name = "vulkan_portable",
     .backend = ATTUNE_BACKEND_VULKAN,
@@ -30,7 +21,6 @@ const attune__family attune__vulkan_portable = {
     .fixed_splits = true,
     .shares = true,
     .heads_above_256 = true,
-    .reject_problem = vulkan_reject_problem,
     .dtypes = ATTUNE__CACHE_DTYPES,
     .mixes = MIXES,
     .options = VULKAN_OPTIONS(0),
@@ -62,7 +52,6 @@ const attune__family attune__vulkan_subgroup = {
     .fixed_splits = true,
     .shares = true,
     .heads_above_256 = true,
-    .reject_problem = vulkan_reject_problem,
     .subgroups = true,
     .dtypes = ATTUNE__CACHE_DTYPES,
     .mixes = MIXES,
@@ -164,7 +153,6 @@ const attune__family attune__vulkan_lanes = {
     .backend = ATTUNE_BACKEND_VULKAN,
     .sinks = true,
     .heads_above_256 = true,
-    .reject_problem = vulkan_reject_problem,
     .subgroups = true,
     .host = true,
     .dtypes = ATTUNE__DENSE_DTYPES,
@@ -342,7 +330,7 @@ static const char *coopmat_reject_problem(const attune__search *search)
         return "its backward pass multiplies f16 alone";
     if (!search->limits->fragment_layout)
         return "its matrices lie in the lanes in a way that is not known, and its backward pass needs to know";
-    return vulkan_reject_problem(search);
+    return NULL;
 }
 
 const attune__family attune__vulkan_coopmat = {

@@ -67,13 +67,10 @@ static inline attention_case case_unmixed(const attention_case *c)
     return made;
 }
 
-/* Not every backend has large head dimensions yet: Vulkan has them in forward. */
+/* Head dimensions above 256 are of forward and decode alone, but on the CPU. */
 static inline bool case_supported(const attention_case *c, const char *backend, bool gradients)
 {
-    const bool past_256 = c->head_dim > 256 || c->head_dim_v > 256;
-    if (!strcmp(backend, "cpu") || (!strncmp(backend, "vulkan", 6) && !gradients))
-        return true;
-    return !past_256;
+    return !gradients || !strcmp(backend, "cpu") || (c->head_dim <= 256 && c->head_dim_v <= 256);
 }
 
 /* Not those whose outputs are NaN or infinite: their gradients are too; nor those without an LSE, which gradients need.

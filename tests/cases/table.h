@@ -205,4 +205,7 @@ ROW(pair_sums_wide,         1, 1, 2, 1, 250, 268, 192, 128, .score = "score + pa
 ROW(pair_sums_beside,       1, 1, 4, 2, 260, 259, 128,  0, .mask = CAUSAL, .score = "score + pair[q, kv] * pair[q, kv + 1]")
 ROW(pair_sums_long,         1, 1, 2, 2, 260, 260, 128,  0, .mask = "q * 37 % 260 >= kv * 37 % 260", .score = "sin(cos(3 * score)) * pair[q, kv] + 0.3 * sin(0.1 * (q - kv)) * cos(0.03 * kv)", .input = INPUT_NAN_HIDDEN)
 ROW(causal_backwards,       2, 2, 4, 2, 500, 500,  64,  0, .mask = "kv >= q")
+ROW(head_512_split,         2, 2, 8, 2,   1, 900, 512,  0, .mask = "kv < used[b]", .preferred = "{\"SPLIT_KV\": 3}")
+ROW(head_424_split,         1, 1, 8, 1,   2, 700, 128, 424, .mask = NULL, .preferred = "{\"SPLIT_KV\": 12}", .sinks = true)
+ROW(head_504_nan,           1, 1, 4, 2,  34, 150, 136, 504, .mask = "kv % 7 != 3 && q % 5 != 2", .input = INPUT_NAN_HIDDEN)
 /* clang-format on */

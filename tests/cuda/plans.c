@@ -451,6 +451,32 @@ ARCHITECTURE(sm_90a, "h200", 3)
 ARCHITECTURE(sm_100a, "b200", 4)
 ARCHITECTURE(sm_120a, "rtx5090", 5)
 
+/* Dense heads past 256 columns, of which each launch has half the values. */
+Test(cuda_plans, wide_heads)
+{
+    static const dims wide[] = {{512, 512}, {264, 264}, {576, 512}, {320, 256}, {128, 384}, {504, 504}};
+    static const char *const profiles[] = {"h200", "a6000", "a100", "rtx5090", "b200", "rtx4090"};
+    const uint64_t all = 2 * COUNT(all_dtypes) * COUNT(wide) * COUNT(all_masks) * COUNT(all_scores) * COUNT(profiles);
+    const uint64_t first = test_seed() % all;
+    for (uint64_t i = 0; i < scaled(4) && i < all; i++) {
+        uint64_t n = (first + i) * 1009 % all;
+        if (!test_part(i))
+            continue;
+        static fixture w;
+        attune_profile profile;
+        entry e = {.kv_heads = 2, .forced = &all_forced[0]};
+        e.q_len = n % 2 ? 4 : 2048, n /= 2;
+        open_profile(&w, profiles[n % COUNT(profiles)], &profile), n /= COUNT(profiles);
+        e.dtype = all_dtypes[n % COUNT(all_dtypes)], n /= COUNT(all_dtypes);
+        e.dims = wide[n % COUNT(wide)], n /= COUNT(wide);
+        e.mask = n % COUNT(all_masks), n /= COUNT(all_masks);
+        e.score = n;
+        compile_one(&w, &profile, &e);
+        cr_assert_eq(w.misfits, 0);
+        close_fixture(&w);
+    }
+}
+
 /* Over a cache with wgmma, which few draws of the others have: not of the widest heads, where only calls without
  * expressions of pairs are. */
 Test(cuda_served, wgmma)

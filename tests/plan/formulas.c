@@ -45,6 +45,8 @@ static uint64_t cpu(const attune_plan_choice *c, numbers x, bool f64)
 
 static uint64_t sm80(const attune_plan_choice *c, numbers x)
 {
+    if (x.dv > 256)
+        x.dv -= x.dv / 2 / 8 * 8;
     x.d = up(x.d, 16), x.dv = up(x.dv, 16);
     if (c->direction == ATTUNE_BACKWARD) {
         x.n1 = x.e == 4 && x.n1 < 32 ? 0 : x.n1;

@@ -468,7 +468,6 @@ Test(property, wide_heads_fit_everywhere)
 {
     static const uint32_t dims[][2] = {{8, 512}, {256, 512}, {320, 320}, {496, 496}, {512, 512}, {576, 512}, {512, 8}};
     static const attune_dtype dtypes[] = {ATTUNE_F32, ATTUNE_F16, ATTUNE_BF16};
-    uint64_t cases = 0;
     for (uint32_t i = 0; i < attune_profile_count(); i++)
         for (uint32_t j = 0; j < 7 * 3 * 2 * 2 * 2; j++) {
             attune_profile p = {.struct_size = sizeof p};
@@ -485,15 +484,13 @@ Test(property, wide_heads_fit_everywhere)
                 p.limits.shared_memory = 16384;
             attune_plan_choice c = {.struct_size = sizeof c};
             const attune_status status = attune_plan_choose(&p.limits, &q, NULL, &c);
-            cr_assert(status == ATTUNE_OK || status == ATTUNE_UNSUPPORTED, "%s: %s", describe(&p, &q),
+            /* Over a cache one driver bounds the iterations of a kernel. */
+            const bool bounded = q.tokens && p.limits.backend == ATTUNE_BACKEND_OPENCL && p.limits.host;
+            cr_assert(status == ATTUNE_OK || (bounded && status == ATTUNE_UNSUPPORTED), "%s: %s", describe(&p, &q),
                       attune_last_error());
-            cr_assert(status == ATTUNE_OK || p.limits.backend != ATTUNE_BACKEND_VULKAN, "%s: %s", describe(&p, &q),
-                      attune_last_error());
-            if (status == ATTUNE_OK && !q.tokens)
+            if (!q.tokens)
                 check_choice(&p, &q, &c);
-            cases += status == ATTUNE_OK;
         }
-    cr_assert_gt(cases, 1000);
 }
 
 Test(property, shrinking_memory_always_leaves_a_plan)

@@ -422,16 +422,14 @@ static void say_plan(const runner *r, const problem *p, const attune_problem *d,
         forced ? "&options" : "NULL");
 }
 
-/* NULL, or what no kernel of the backend has, nor one that the plan has by name: it must be refused. */
-static const char *lacking_of(attune_backend backend, const problem *p, bool forced)
+/* NULL, or what no kernel of the backend has: it must be refused. */
+static const char *lacking_of(attune_backend backend, const problem *p)
 {
-    const bool back = p->direction == ATTUNE_BACKWARD, vulkan = backend == ATTUNE_BACKEND_VULKAN && !back;
-    const bool few = forced && !back && !strcmp(p->options.kernel, "opencl_decode");
-    if (backend == ATTUNE_BACKEND_CPU)
+    if (backend == ATTUNE_BACKEND_CPU || p->direction != ATTUNE_BACKWARD)
         return NULL;
-    if (back && (p->kv_dtype != p->dtype || p->o_dtype != p->dtype))
+    if (p->kv_dtype != p->dtype || p->o_dtype != p->dtype)
         return "gradients of mixed types";
-    return !vulkan && !few && (p->head_dim > 256 || p->head_dim_v > 256) ? "head dimensions above 256" : NULL;
+    return p->head_dim > 256 || p->head_dim_v > 256 ? "gradients of head dimensions above 256" : NULL;
 }
 
 static bool make_plan(runner *r, const problem *p, const attune_mask *mask, attune_expr *const exprs[3],
@@ -486,7 +484,7 @@ static bool make_plan(runner *r, const problem *p, const attune_mask *mask, attu
         status = attune_plan_create(r->device, &d, NULL, plan);
     }
     say_plan(r, p, &d, &options, forced);
-    const char *lacking = lacking_of(r->backend, p, forced);
+    const char *lacking = lacking_of(r->backend, p);
     if (lacking) {
         if (status != ATTUNE_UNSUPPORTED || !*attune_last_error())
             return fail(f, "accepted", "%s: %s", lacking, attune_status_string(status));
