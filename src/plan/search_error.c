@@ -100,20 +100,21 @@ static attune_status rejected(const attune__search *search, const attune__found 
                         value, found->family->name, pass_name(search->pass), found->why, name);
 }
 
-/* The error if only KERNEL is forced, with the kernel that would be chosen without it. */
-static attune_status kernel_too_big(const attune__search *search, const attune__found *found, const char *exceeds)
+/* The error if no tile of the kernel fits, with the kernel that would be chosen if none were named. */
+static attune_status kernel_too_big(const attune__search *search, const attune__found *found)
 {
     attune__search free = *search;
     attune__found other;
+    char tile[160], exceeds[160] = "";
+    attune__tile_print(&found->tile, tile, sizeof tile);
+    attune__cost_exceeds(found->family, search->limits, &found->cost, exceeds, sizeof exceeds);
     free.options.kernel[0] = '\0';
     free.forced &= ~ATTUNE__BIT(ATTUNE__KERNEL);
     attune__search_run(&free, NULL, &other);
-    char tile[160];
-    attune__tile_print(&found->tile, tile, sizeof tile);
-    return attune__fail(ATTUNE_DOES_NOT_FIT, "KERNEL %s does not fit (%s): with its smallest tile, %s, it %s%s%s",
-                        found->family->name, pass_name(search->pass), tile, exceeds,
-                        other.outcome == ATTUNE__FOUND ? "; the nearest that fits: KERNEL " : "",
-                        other.outcome == ATTUNE__FOUND ? other.family->name : "");
+    const bool named = search->options.kernel[0], helps = other.outcome == ATTUNE__FOUND;
+    return attune__fail(ATTUNE_DOES_NOT_FIT, "%s%s does not fit (%s): with its smallest tile, %s, it %s%s%s",
+                        named ? "KERNEL " : "", found->family->name, pass_name(search->pass), tile, exceeds,
+                        helps ? "; the nearest that fits: KERNEL " : "", helps ? other.family->name : "");
 }
 
 static attune_status too_big(const attune__search *search, const attune__found *found)
@@ -134,13 +135,19 @@ static attune_status too_big(const attune__search *search, const attune__found *
         first = first < ATTUNE__OPTION_COUNT ? first : i;
     }
     if (reported == ATTUNE__OPTION_COUNT)
-        return kernel_too_big(search, found, exceeds);
+        return kernel_too_big(search, found);
     reported = first < ATTUNE__OPTION_COUNT ? first : reported;
     if (!cures.length) {
         attune__search alone = *search;
         alone.forced &= ~(ATTUNE__TILE_OPTIONS & ~ATTUNE__BIT(reported));
         uint32_t value = attune__option_get(&search->options, reported);
         value = succeeds(&alone) ? value : nearest(&alone, reported);
+        if (!value) {
+            attune__found smallest;
+            alone.forced &= ~ATTUNE__TILE_OPTIONS;
+            attune__search_run(&alone, NULL, &smallest);
+            return kernel_too_big(&alone, smallest.outcome == ATTUNE__TOO_BIG ? &smallest : found);
+        }
         attune__text_add(&cures, "%s %u with the other tile options left out", attune__option_name(reported), value);
     }
     return attune__fail(ATTUNE_DOES_NOT_FIT, "%s %u does not fit (%s): %s with %s %s; the nearest that fits: %s",

@@ -92,6 +92,23 @@ Test(reported, num_stages_2_on_a6000)
     cr_assert_eq(plan("a6000", &problem, "{\"num_stages\": 3}").num_stages, 3);
 }
 
+/* Where no tile fits, that is said, and no option is named that was not given. */
+Test(reported, no_tile_fits)
+{
+    attune_problem problem = {.struct_size = sizeof problem, .head_dim = 576, .head_dim_v = 512, .q_len = 4096};
+    attune_limits limits = device("a6000");
+    limits.shared_memory = 49152;
+    static const attune_kernel_options options[] = {{.struct_size = sizeof options[0]},
+                                                    {.struct_size = sizeof options[0], .fwd = {.block_m = 128}}};
+    for (int i = 0; i < 2; i++) {
+        attune_plan_choice c = {.struct_size = sizeof c};
+        cr_assert_eq(attune_plan_choose(&limits, &problem, &options[i], &c), ATTUNE_DOES_NOT_FIT);
+        cr_expect_str_eq(attune_last_error(),
+                         "cuda_sm80 does not fit (forward): with its smallest tile, BLOCK_M 16 BLOCK_N 16 num_stages 1 "
+                         "num_warps 1, it needs 90112 bytes of shared memory, the device has 49152");
+    }
+}
+
 /* Options that a backend cannot take were ignored in silence. */
 Test(reported, options_that_a_kernel_does_not_read)
 {
