@@ -82,6 +82,14 @@ typedef struct attune__cpu_schedule {
 _Static_assert(sizeof(attune__cpu_schedule) == 64 && sizeof(attune__cpu_group) == 32, "attune__cpu_schedule_size");
 
 /* The state of a call, which its threads share. */
+/* Of a tile of packed keys. One that another thread is packing is not waited for. */
+typedef enum attune__pack_state {
+    ATTUNE__PACK_NONE,
+    ATTUNE__PACK_BEGUN,
+    ATTUNE__PACK_DONE,
+    ATTUNE__PACK_REFUSED, /* an element is infinite or NaN */
+} attune__pack_state;
+
 typedef struct attune__cpu_run {
     const attune__cpu_device *device;
     const attune__cpu_program *program;
@@ -101,7 +109,10 @@ typedef struct attune__cpu_run {
     int64_t adjacent; /* items that a thread takes together */
     char *parts;      /* splits > 1: partial results: o of each row and split (attune__split_size) */
     char *ml;         /* their m and l */
-    char *scratch;    /* of thread 0; the others follow */
+    attune__cpu_packed packing;
+    char *packed;             /* tiles of k and v for 16-bit products, or NULL ... */
+    atomic_uchar *pack_state; /* ... and an attune__pack_state of each */
+    char *scratch;            /* of thread 0; the others follow */
     size_t scratch_bytes;
     atomic_llong next; /* the next item, or row to merge */
 } attune__cpu_run;

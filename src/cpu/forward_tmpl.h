@@ -24,6 +24,7 @@ typedef struct state {
     ATTUNE__CPU_THREAD(ARRAY)
     uint32_t *pairs;           /* the number of allowed pairs in bits; UNKNOWN_PAIRS = bits are not evaluated yet */
     size_t ldq, lds, ldo, ldb; /* ldb: words of bits of a row */
+    size_t dv;                 /* columns of v and o, padded */
     const uint16_t *row_of;    /* of a sorted tile: the row that each of its rows is; NULL = in order */
     const int32_t *keys;       /* and the key of each column */
 } state;
@@ -45,8 +46,9 @@ static state state_at(const attune__cpu_run *run, uint32_t thread)
     const size_t n = attune__cpu_pad(run->block_n);
     char *const scratch = run->scratch + thread * run->scratch_bytes;
     state st = {.ldq = attune__cpu_pad(shape->head_dim),
-                .lds = n,
-                .ldo = attune__cpu_pad(shape->head_dim_v),
+                .lds = attune__cpu_stride(n),
+                .dv = attune__cpu_pad(shape->head_dim_v),
+                .ldo = attune__cpu_stride(attune__cpu_pad(shape->head_dim_v)),
                 .ldb = n / ATTUNE__PANEL};
 #define ARRAY(type, name, rows, columns) st.name = (type *)(void *)(scratch + run->layout.name);
     ATTUNE__CPU_TILE(ARRAY)
@@ -205,7 +207,7 @@ static void softmax_row(const attune__cpu_run *run, const state *st, size_t r, R
         sum += kernels->row_exp(s + spans[i].first, spans[i].end - spans[i].first, reference);
     if (m != old) {
         const REAL factor = REAL_EXP(old - reference);
-        kernels->row_scale(st->o + r * st->ldo, st->ldo, factor);
+        kernels->row_scale(st->o + r * st->ldo, st->dv, factor);
         st->l[r] *= factor;
         st->m[r] = m;
     }
@@ -265,7 +267,7 @@ static void accumulate(const attune__cpu_run *run, const item *it, const state *
     if (!kernels->pack_v(st->v, panel_stride, v.rows, v.stride, v.dtype, tile->count, dv) && tile->partial)
         take_values(it, st, 0, &(operand){st->v, tile->count, dv, ATTUNE__PANEL, panel_stride});
     kernels->multiply_add(st->o, st->ldo, st->s, st->lds, it->rows, tile->count, st->v, panel_stride,
-                          st->ldo / ATTUNE__PANEL);
+                          st->dv / ATTUNE__PANEL);
 }
 
 /* The contents of st->q: nothing yet, Q in REAL, Q packed for products of 16-bit matrices. */

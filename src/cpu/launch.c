@@ -3,6 +3,7 @@
  * in the caller's workspace. The work is done on return. */
 #include "cpu/cpu.h"
 
+#include <string.h>
 #include <time.h>
 
 #include "base/error.h"
@@ -172,7 +173,9 @@ static attune_status launch(const attune__program *program, const attune__forwar
     const size_t rows = (size_t)(call->batch * call->heads * call->q_len);
     const attune__cpu_workspace workspace = attune__cpu_workspace_make(&mine->shape, mine->choice.block_m, run.splits,
                                                                        device->base.info.limits.compute_units);
-    const size_t parts_bytes = (size_t)workspace.threads;
+    if (mine->matrix)
+        run.packing = attune__cpu_packed_make(&mine->shape, mine->choice.block_m, mine->choice.block_n);
+    const size_t parts_bytes = (size_t)(workspace.threads + run.packing.bytes);
     char *base = call->workspace ? attune__cpu_memory(call->workspace) + call->workspace_offset : NULL;
     const size_t skew = (ATTUNE__CPU_ALIGNMENT - (uintptr_t)base % ATTUNE__CPU_ALIGNMENT) % ATTUNE__CPU_ALIGNMENT;
     const uint64_t left = call->workspace ? call->workspace->size - call->workspace_offset : 0;
@@ -184,6 +187,11 @@ static attune_status launch(const attune__program *program, const attune__forwar
     run.parts = base + skew + workspace.partials;
     run.ml = run.parts + attune__split_ml(rows, run.splits, mine->shape.head_dim_v, real);
     run.scratch = base + skew + parts_bytes;
+    if (run.packing.bytes) {
+        run.packed = base + skew + workspace.threads;
+        run.pack_state = (atomic_uchar *)(void *)(run.packed + run.packing.states);
+        memset(run.packed + run.packing.states, ATTUNE__PACK_NONE, run.packing.tiles);
+    }
     if (call->serving)
         ATTUNE__TRY(find_schedule(&run, base + skew));
     /* Two threads must not write a row that two sequences claim. */

@@ -13,11 +13,18 @@ static size_t blocks_of(size_t columns)
     return (columns + ATTUNE__BLOCK_K - 1) / ATTUNE__BLOCK_K;
 }
 
+/* The distance of packed rows of q, in 16-bit elements, of which rows of one summand need half of the array. */
+static size_t packed_stride(const attune__cpu_run *run, const state *st)
+{
+    const size_t columns = blocks_of(run->program->shape.head_dim) * ATTUNE__BLOCK_K;
+    return run->call->q.dtype == ATTUNE_F16 ? 2 * st->ldq : 2 * attune__cpu_stride(columns / 2);
+}
+
 /* Loads q for the products. False if an element is infinite or NaN. */
 static bool pack_q(const attune__cpu_run *run, const item *it, const state *st)
 {
     const attune_tensor *q = &run->call->q;
-    const size_t element = attune_dtype_size(q->dtype), ld = 2 * st->ldq;
+    const size_t element = attune_dtype_size(q->dtype), ld = packed_stride(run, st);
     bool finite = true;
     for (size_t h = 0; h < it->heads; h++)
         finite &= run->program->matrix->pack_q(
@@ -60,7 +67,7 @@ static void softmax_matrix(const attune__cpu_run *run, const item *it, const sta
         if (m != old) {
             const float factor = expf(old - reference);
             if (old != -INFINITY)
-                run->device->f32.row_scale(st->o + r * st->ldo, st->ldo, factor);
+                run->device->f32.row_scale(st->o + r * st->ldo, st->dv, factor);
             st->l[r] *= factor;
             st->m[r] = m;
         }
@@ -68,19 +75,59 @@ static void softmax_matrix(const attune__cpu_run *run, const item *it, const sta
     }
 }
 
+/* k and v of a tile, packed. */
+typedef struct packed_tile {
+    uint16_t *k, *v;
+} packed_tile;
+
+static bool pack_tile(const attune__cpu_run *run, packed_tile to, source k, source v, size_t count, size_t k_stride,
+                      size_t v_stride)
+{
+    const attune__cpu_matrix *matrix = run->program->matrix;
+    const attune__shape *shape = &run->program->shape;
+    return matrix->pack_k(to.k, k_stride, k.rows, k.stride, k.dtype, count, shape->head_dim) &&
+           matrix->pack_v(to.v, v_stride, v.rows, v.stride, v.dtype, count, shape->head_dim_v);
+}
+
+/* The first thread that needs a tile packs it for all, but a sorted one, whose order is its rows'. False if an element
+ * is infinite or NaN. */
+static bool find_packed(const attune__cpu_run *run, const item *it, const state *st, const attune__kv_tile *tile,
+                        source k, source v, size_t k_stride, size_t v_stride, packed_tile *found)
+{
+    const packed_tile own = {(uint16_t *)(void *)st->k, (uint16_t *)(void *)st->v};
+    *found = own;
+    if (!run->packed || st->keys)
+        return pack_tile(run, own, k, v, tile->count, k_stride, v_stride);
+    const attune_tensor *tensor = &run->call->k;
+    const int64_t head = (tensor->size[0] == 1 ? 0 : it->b) * run->call->kv_heads + it->kv_h;
+    const uint64_t i = (uint64_t)head * run->packing.of_head + (uint64_t)tile->kv0 / run->block_n;
+    char *const at = run->packed + i * run->packing.tile_bytes;
+    const packed_tile shared = {(uint16_t *)(void *)at, (uint16_t *)(void *)(at + run->packing.v)};
+    atomic_uchar *const begun = run->pack_state + i;
+    unsigned char known = atomic_load_explicit(begun, memory_order_acquire);
+    if (known == ATTUNE__PACK_NONE &&
+        atomic_compare_exchange_strong_explicit(begun, &known, ATTUNE__PACK_BEGUN, memory_order_acquire,
+                                                memory_order_acquire)) {
+        known =
+            pack_tile(run, shared, k, v, tile->count, k_stride, v_stride) ? ATTUNE__PACK_DONE : ATTUNE__PACK_REFUSED;
+        atomic_store_explicit(begun, known, memory_order_release);
+    }
+    if (known == ATTUNE__PACK_BEGUN)
+        return pack_tile(run, own, k, v, tile->count, k_stride, v_stride);
+    *found = shared;
+    return known == ATTUNE__PACK_DONE;
+}
+
 static bool attend_matrix(const attune__cpu_run *run, const item *it, const state *st, const attune__kv_tile *tile,
                           source k, source v, form *held)
 {
     const attune__cpu_matrix *matrix = run->program->matrix;
     const size_t summands = k.dtype == ATTUNE_F16 ? 2 : 1, d = run->program->shape.head_dim;
-    const size_t d_blocks = blocks_of(d), n = blocks_of(tile->count) * ATTUNE__BLOCK_K;
+    const size_t ldq = packed_stride(run, st), d_blocks = blocks_of(d), n = blocks_of(tile->count) * ATTUNE__BLOCK_K;
     const size_t k_stride = d_blocks * ATTUNE__BLOCK_K * ATTUNE__PANEL * summands;
     const size_t v_stride = blocks_of(run->block_n) * ATTUNE__BLOCK_K * ATTUNE__PANEL * summands;
-    uint16_t *packed_k = (uint16_t *)(void *)st->k, *packed_v = (uint16_t *)(void *)st->v;
-    if (!pack_q_once(run, it, st, held))
-        return false;
-    if (!matrix->pack_k(packed_k, k_stride, k.rows, k.stride, k.dtype, tile->count, d) ||
-        !matrix->pack_v(packed_v, v_stride, v.rows, v.stride, v.dtype, tile->count, run->program->shape.head_dim_v))
+    packed_tile packed;
+    if (!pack_q_once(run, it, st, held) || !find_packed(run, it, st, tile, k, v, k_stride, v_stride, &packed))
         return false;
     for (size_t r = 0, rows; r < it->rows; r += rows) {
         const size_t left = it->rows - r;
@@ -90,13 +137,13 @@ static bool attend_matrix(const attune__cpu_run *run, const item *it, const stat
             continue;
         float *s = st->s + r * st->lds + c.first;
         const size_t end = c.end < tile->count ? c.end : attune__cpu_pad(tile->count);
-        matrix->multiply(s, st->lds, (const uint16_t *)(const void *)(st->q + r * st->ldq), 2 * st->ldq, rows, d_blocks,
-                         packed_k + c.first / ATTUNE__PANEL * k_stride, k_stride, (end - c.first) / ATTUNE__PANEL,
+        matrix->multiply(s, st->lds, (const uint16_t *)(const void *)st->q + r * ldq, ldq, rows, d_blocks,
+                         packed.k + c.first / ATTUNE__PANEL * k_stride, k_stride, (end - c.first) / ATTUNE__PANEL,
                          summands, false, true);
         softmax_matrix(run, it, st, r, rows, tile, c, summands);
         matrix->multiply(st->o + r * st->ldo, st->ldo, (const uint16_t *)(const void *)s, 2 * st->lds, rows,
-                         (c.end - c.first) / ATTUNE__BLOCK_K, packed_v + c.first * ATTUNE__PANEL * summands, v_stride,
-                         st->ldo / ATTUNE__PANEL, summands, true, false);
+                         (c.end - c.first) / ATTUNE__BLOCK_K, packed.v + c.first * ATTUNE__PANEL * summands, v_stride,
+                         st->dv / ATTUNE__PANEL, summands, true, false);
     }
     return true;
 }

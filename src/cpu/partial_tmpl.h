@@ -94,7 +94,7 @@ static void add_spans(const attune__cpu_run *run, const state *st, const attune_
         const size_t c = spans[i].first;
         run->device->KERNELS.multiply_add(st->o + r0 * st->ldo, st->ldo, st->s + r0 * st->lds + c, st->lds, rows,
                                           span_rows(spans[i], tile), st->v + c * ATTUNE__PANEL, panel_stride,
-                                          st->ldo / ATTUNE__PANEL);
+                                          st->dv / ATTUNE__PANEL);
     }
 }
 

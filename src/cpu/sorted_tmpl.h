@@ -32,7 +32,7 @@ static void attend_sorted(const attune__cpu_run *run, const item *it, const stat
     const costs c = costs_of(run, it, st, tile);
     if (run->program->matrix && c.whole <= c.cells && pack_q_once(run, it, st, held)) {
         form packed = FORM_PACKED;
-        take_rows(sorted.q, st->q, rows, it->rows, st->ldq);
+        take_rows(sorted.q, st->q, rows, it->rows, packed_stride(run, st) / 2);
         done = attend_matrix(run, it, &sorted, &sorted_tile, sorted_k, sorted_v, &packed);
     }
 #endif

@@ -107,6 +107,14 @@ static uint64_t workspace(const attune__search *search, const attune__tile *tile
     return attune__round_up64(bytes + ATTUNE__CPU_ALIGNMENT - 1, 256);
 }
 
+static uint64_t workspace_of_matrices(const attune__search *search, const attune__tile *tile, const attune__cost *cost,
+                                      uint32_t split)
+{
+    const uint32_t *v = tile->value;
+    return workspace(search, tile, cost, split) +
+           attune__cpu_packed_make(search->shape, v[ATTUNE__BLOCK_M], v[ATTUNE__BLOCK_N]).bytes;
+}
+
 /* With 256 rows, which a mask's blocks seldom have, packing takes half of the share that it has with 128. */
 static const attune__tile matrix_tiles[] = {
     ATTUNE__TILE(256, 128, 1, 1), ATTUNE__TILE(128, 128, 1, 1), ATTUNE__TILE(64, 128, 1, 1), ATTUNE__TILE(64, 64, 1, 1),
@@ -141,7 +149,7 @@ static const char *reject_columns(const attune__search *search)
 #define MATRIX_FAMILY                                                                                                  \
     .backend = ATTUNE_BACKEND_CPU, .cache = true, .sinks = true, .heads_above_256 = true,                              \
     .options = {ATTUNE__FORWARD_TILE, 0, 0}, .tiles = tiles_of_matrices, .clamp = clamp,                               \
-    .reject_tile = reject_matrix_tile, .cost = cost, .workspace = workspace
+    .reject_tile = reject_matrix_tile, .cost = cost, .workspace = workspace_of_matrices
 
 const attune__family attune__cpu_amx = {
     MATRIX_FAMILY,

@@ -28,6 +28,8 @@ static attune__cpu_sizes sizes_of(const attune__shape *shape, uint32_t block_m, 
         .n = n,
         .d = attune__cpu_pad(shape->head_dim),
         .dv = attune__cpu_pad(shape->head_dim_v),
+        .lds = attune__cpu_stride(attune__cpu_pad(block_n)),
+        .ldo = attune__cpu_stride(attune__cpu_pad(shape->head_dim_v)),
         .bits = attune__cpu_tile_words(shape, block_m, block_n),
         .widest = shape->head_dim > shape->head_dim_v ? shape->head_dim : shape->head_dim_v,
         .expr = shape->expr_scratch,
@@ -138,6 +140,25 @@ attune__cpu_workspace attune__cpu_workspace_make(const attune__shape *shape, uin
     w.threads = w.partials + attune__split_size(shape, split, (uint32_t)real_bytes(shape)) +
                 attune__cpu_parts(shape, block_m, units) * attune__cpu_part_layout_make(shape, block_m).bytes;
     return w;
+}
+
+/* Tiles of rows that read a tile of keys, from which on it pays to keep it; and bytes that a plan may take for that. */
+#define PACKED_ROW_TILES 4
+#define PACKED_BYTES     (UINT64_C(128) << 20)
+
+attune__cpu_packed attune__cpu_packed_make(const attune__shape *shape, uint32_t block_m, uint32_t block_n)
+{
+    const uint64_t element = shape->k_dtype == ATTUNE_F16 ? 4 : 2;
+    const int64_t rows = shape->q_len * (shape->heads / shape->kv_heads);
+    attune__cpu_packed p = {.of_head = ((uint64_t)shape->kv_len + block_n - 1) / block_n};
+    p.v = block_n * (uint64_t)attune__round_up(shape->head_dim, 32) * element;
+    p.tile_bytes = attune__round_up64(p.v + block_n * attune__cpu_pad(shape->head_dim_v) * element, 64);
+    p.tiles = (uint64_t)(shape->kv_batch * shape->kv_heads) * p.of_head;
+    if (rows < (int64_t)PACKED_ROW_TILES * block_m || p.tiles > PACKED_BYTES / p.tile_bytes)
+        return (attune__cpu_packed){0};
+    p.states = p.tiles * p.tile_bytes;
+    p.bytes = attune__round_up64(p.states + p.tiles, 256);
+    return p;
 }
 
 attune__cpu_backward_workspace attune__cpu_backward_workspace_make(const attune__shape *shape, uint64_t rows,

@@ -26,8 +26,16 @@ static inline size_t attune__cpu_pad(size_t n)
     return (n + ATTUNE__PANEL - 1) / ATTUNE__PANEL * ATTUNE__PANEL;
 }
 
+/* The distance of rows of s and o in elements: rows that are a power of two apart would lie in few sets of the L1
+ * cache. */
+static inline size_t attune__cpu_stride(size_t columns)
+{
+    return columns % 32 ? columns : columns + ATTUNE__PANEL;
+}
+
 typedef struct attune__cpu_sizes {
     uint64_t m, n, d, dv; /* of a tile, and the head dimensions, padded */
+    uint64_t lds, ldo;    /* attune__cpu_stride of n and dv */
     uint64_t bits;        /* attune__cpu_tile_words */
     uint64_t widest;      /* elements of a row of k or of v */
     uint64_t expr;        /* shape->expr_scratch */
@@ -45,8 +53,8 @@ typedef struct attune__cpu_sizes {
     ARRAY(REAL, q, z.m, z.d)                                                                                           \
     ARRAY(REAL, k, z.n, z.d)                                                                                           \
     ARRAY(REAL, v, z.n, z.dv)                                                                                          \
-    ARRAY(REAL, s, z.m, z.n)                                                                                           \
-    ARRAY(REAL, o, z.m, z.dv)                                                                                          \
+    ARRAY(REAL, s, z.m, z.lds)                                                                                         \
+    ARRAY(REAL, o, z.m, z.ldo)                                                                                         \
     ARRAY(REAL, m, z.m, 1)     /* the running maximum, */                                                              \
     ARRAY(REAL, l, z.m, 1)     /* the sum of exp(s - m), */                                                            \
     ARRAY(REAL, valid, z.m, 1) /* and 1 if any pair was allowed */                                                     \
@@ -58,7 +66,7 @@ typedef struct attune__cpu_sizes {
     ARRAY(uint16_t, bits, 1, z.bits)                  /* of a partial tile */                                          \
     ARRAY(void, orders, z.sorted, ATTUNE__CPU_ORDERS) /* attune__known_orders */                                       \
     ARRAY(REAL, sorted_q, (z.sorted * z.m), z.d)      /* rows of q and o, and of k and v, of a sorted tile */          \
-    ARRAY(REAL, sorted_o, (z.sorted * z.m), z.dv)                                                                      \
+    ARRAY(REAL, sorted_o, (z.sorted * z.m), z.ldo)                                                                     \
     ARRAY(REAL, sorted_m, (z.sorted * z.m), 1)                                                                         \
     ARRAY(REAL, sorted_l, (z.sorted * z.m), 1)                                                                         \
     ARRAY(REAL, sorted_k, (z.sorted * z.n), z.d)                                                                       \
@@ -66,7 +74,7 @@ typedef struct attune__cpu_sizes {
     ARRAY(void, expr, 1, z.expr)                                                                                       \
     ARRAY(void, bounds, z.cache, z.bounds)        /* of the mask over a tile */                                        \
     ARRAY(REAL, stage, (z.cache * z.n), z.widest) /* the rows of k, or v, of a tile */                                 \
-    ARRAY(REAL, sum_o, (z.cache * z.m), z.dv)     /* o, m, l and valid of the splits before this one */                \
+    ARRAY(REAL, sum_o, (z.cache * z.m), z.ldo)    /* o, m, l and valid of the splits before this one */                \
     ARRAY(REAL, sum_m, (z.cache * z.m), 1)                                                                             \
     ARRAY(REAL, sum_l, (z.cache * z.m), 1)                                                                             \
     ARRAY(REAL, sum_valid, (z.cache * z.m), 1)                                                                         \
@@ -161,6 +169,18 @@ typedef struct attune__cpu_workspace {
 } attune__cpu_workspace;
 attune__cpu_workspace attune__cpu_workspace_make(const attune__shape *shape, uint32_t block_m, uint32_t split,
                                                  uint32_t units);
+
+/*
+ * Kernels that multiply 16-bit matrices keep each tile of k and v packed, for all threads: k[N][D] and v[N][Dv], D
+ * padded to 32, in one or two bf16 for an element, and a byte for what is known of each tile. tiles = 0: rows of q are
+ * so few, or keys so many, that each thread packs for itself.
+ */
+typedef struct attune__cpu_packed {
+    uint64_t tiles, of_head; /* of a call with the plan's lengths; of a head of keys */
+    uint64_t v, tile_bytes;  /* in a tile, where v begins */
+    uint64_t states, bytes;  /* where the bytes of the tiles begin */
+} attune__cpu_packed;
+attune__cpu_packed attune__cpu_packed_make(const attune__shape *shape, uint32_t block_m, uint32_t block_n);
 
 /* Likewise of a backward call with `rows` rows: REAL delta[rows] is at the beginning, then are double
  * sums[ATTUNE__CPU_GRADIENT_SLOTS][elements], if gradients of captures are requested. */

@@ -372,11 +372,11 @@ Test(choose, whole_blocks_leave_the_tile_as_it_is)
 
 Test(choose, cpu_scratch_and_workspace)
 {
-    /* q, k, v, s, o: 128 x 128 floats each; three rows of state; a row of bytes */
+    /* q, k, v, s, o: 128 x 128 floats each, and 16 more in a row of s and o; three rows of state; a row of bytes */
     const attune__shape square = {.q_dtype = ATTUNE_F32, .head_dim = 128, .head_dim_v = 128};
-    cr_assert_eq(attune__cpu_layout_make(&square, 128, 128).tile_bytes, 5 * 65536 + 3 * 512 + 128);
+    cr_assert_eq(attune__cpu_layout_make(&square, 128, 128).tile_bytes, 5 * 65536 + 2 * 8192 + 3 * 512 + 128);
     const attune__shape odd = {.q_dtype = ATTUNE_F64, .head_dim = 8, .head_dim_v = 24};
-    cr_assert_eq(attune__cpu_layout_make(&odd, 1, 16).tile_bytes, 8 * (3 * 256 + 2 * 512 + 48) + 64);
+    cr_assert_eq(attune__cpu_layout_make(&odd, 1, 16).tile_bytes, 8 * (3 * 256 + 512 + 768 + 48) + 64);
     attune__shape small = {.q_dtype = ATTUNE_BF16, .head_dim = 16, .head_dim_v = 16};
     const uint64_t bf16 = attune__cpu_layout_make(&small, 16, 16).tile_bytes;
     small.q_dtype = ATTUNE_F32;

@@ -39,8 +39,9 @@ static uint64_t cpu(const attune_plan_choice *c, numbers x, bool f64)
         return bytes;
     }
     uint64_t m = up(x.m, 16), n = up(x.n, 16);
-    return up(m * x.d * t, 64) + up(n * x.d * t, 64) + up(n * x.dv * t, 64) + up(m * n * t, 64) + up(m * x.dv * t, 64) +
-           up(3 * m * t, 64) + up(n, 64);
+    const uint64_t lds = n % 32 ? n : n + 16, ldo = x.dv % 32 ? x.dv : x.dv + 16;
+    return up(m * x.d * t, 64) + up(n * x.d * t, 64) + up(n * x.dv * t, 64) + up(m * lds * t, 64) +
+           up(m * ldo * t, 64) + up(3 * m * t, 64) + up(n, 64);
 }
 
 static uint64_t sm80(const attune_plan_choice *c, numbers x)
