@@ -64,15 +64,21 @@ void NAME(arguments_partition)(const attune__partition *partition, ARGUMENTS *a)
     a->splits = partition->splits;
 }
 
-/* The gradient of a capture, whose exact sums are at `sums`. */
-SUMS NAME(sums_describe)(const attune_tensor *out, PLACE_TYPE sums)
+/* The gradient of the capture `name`, whose exact sums are at `sums`. The kernels count its elements in 32 bits. */
+attune_status NAME(sums_describe)(const attune_tensor *out, const char *name, PLACE_TYPE sums, SUMS *described)
 {
-    SUMS s = {.sums = sums, .to = place_of(out), .size = {1, 1, 1, 1}, .count = 1};
+    uint64_t count = 1;
+    for (uint32_t d = 0; d < out->rank; d++)
+        count *= (uint64_t)out->size[d]; /* distinct elements of one buffer: no overflow */
+    if (count > UINT32_MAX)
+        return attune__fail(ATTUNE_UNSUPPORTED, "the gradient of \"%s\" has %llu elements, %s takes fewer than 2^32",
+                            name, (unsigned long long)count, out->buffer->device->info.id);
+    SUMS s = {.sums = sums, .to = place_of(out), .size = {1, 1, 1, 1}, .count = (uint32_t)count};
     for (uint32_t d = 0; d < out->rank; d++) {
         const uint32_t to = ATTUNE_MAX_RANK - out->rank + d;
         s.size[to] = (uint32_t)out->size[d];
         s.stride[to] = out->size[d] > 1 ? out->stride[d] * (int64_t)sizeof(float) : 0;
-        s.count *= s.size[to];
     }
-    return s;
+    *described = s;
+    return ATTUNE_OK;
 }

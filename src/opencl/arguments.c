@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: MIT */
+#include "base/error.h"
 #include "opencl/program.h"
 
 _Static_assert(ATTUNE_OPENCL_SYMBOLS == ATTUNE_EXPR_MAX_SYMBOLS, "tables have every symbol");

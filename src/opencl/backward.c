@@ -130,26 +130,27 @@ static int64_t workspace_at(const run *r, uint64_t offset)
 }
 
 /* The capture gradients that this call requests, whose sums are in the workspace from `offset` on. */
-static void list_sums(run *r, uint64_t offset)
+static attune_status list_sums(run *r, uint64_t offset)
 {
     const attune_expr *score = r->program->score;
     for (uint32_t i = 0; i < ATTUNE_EXPR_MAX_SYMBOLS; i++)
         r->sums_at[i] = -1;
     if (!attune__requests_captures(&r->program->shape, r->program->gradient))
-        return;
+        return ATTUNE_OK;
     for (uint32_t i = 0; i < score->symbol_count; i++) {
         const attune_tensor *out = &r->call->d_captures[i];
         if (score->symbols[i].kind != ATTUNE_SYMBOL_CAPTURE || !out->buffer)
             continue;
         r->sums_to[r->sum_count] = out->buffer;
         attune_opencl_sums *s = &r->sums[r->sum_count++];
-        *s = attune__opencl_sums_describe(out, workspace_at(r, offset));
+        ATTUNE__TRY(attune__opencl_sums_describe(out, score->symbols[i].name, workspace_at(r, offset), s));
         r->sums_at[i] = s->sums;
         offset += s->count * ATTUNE__SHADERS_SUM;
     }
+    return ATTUNE_OK;
 }
 
-static void describe(run *r)
+static attune_status describe(run *r)
 {
     const attune__backward *back = r->call;
     const attune__forward *call = &back->forward;
@@ -169,7 +170,7 @@ static void describe(run *r)
     }
     a->delta = workspace_at(r, 0);
     a->score_table = workspace_at(r, place.arguments);
-    list_sums(r, place.sums);
+    return list_sums(r, place.sums);
 }
 
 static attune_status add_pass(run *r, const pass *p)
@@ -282,7 +283,7 @@ attune_status attune__opencl_backward(const attune__program *program, attune_que
     if ((uint64_t)forward->batch * (uint64_t)forward->heads * (uint64_t)forward->q_len > UINT32_MAX)
         return attune__fail(ATTUNE_UNSUPPORTED, "the call has 2^32 rows or more, device %s takes fewer",
                             program->device->info.id);
-    describe(&r);
+    ATTUNE__TRY(describe(&r));
     ATTUNE__TRY(add_passes(&r));
     pthread_mutex_lock(&mine->lock);
     attune__opencl_begin((attune__opencl_queue *)queue, &commands);

@@ -144,8 +144,10 @@ void attune__opencl_arguments_describe(const attune__forward *call, uint64_t o_a
                                        uint32_t inner_q_block, attune_opencl_arguments *arguments);
 /* The tiles of queries. */
 void attune__opencl_arguments_partition(const attune__partition *partition, attune_opencl_arguments *arguments);
-/* The gradient of a capture, whose exact sums are at an offset in the workspace. */
-attune_opencl_sums attune__opencl_sums_describe(const attune_tensor *out, int64_t sums);
+/* The gradient of the capture `name`, whose exact sums are at an offset in the workspace. UNSUPPORTED: it has 2^32
+ * elements or more. */
+attune_status attune__opencl_sums_describe(const attune_tensor *out, const char *name, int64_t sums,
+                                           attune_opencl_sums *described);
 /* A capture at `offset`, whose strides are in elements; its gradient is not requested. */
 attune_opencl_capture attune__opencl_capture_of(attune_dtype dtype, uint32_t rank, const int64_t *size,
                                                 const int64_t *stride, int64_t offset);

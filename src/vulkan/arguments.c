@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "base/error.h"
 #include "base/quant.h"
 #include "base/round.h"
 #include "vulkan/launch.h"

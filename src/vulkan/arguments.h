@@ -26,8 +26,9 @@ void attune__vulkan_arguments_describe(const attune__forward *call, uint64_t o_a
 /* The tiles of queries. */
 void attune__vulkan_arguments_partition(const attune__partition *partition, attune_vulkan_arguments *arguments);
 
-/* The gradient of a capture, whose exact sums are at an address. */
-attune_vulkan_sums attune__vulkan_sums_describe(const attune_tensor *out, uint64_t sums);
+/* The gradient of the capture `name`, whose exact sums are at an address. UNSUPPORTED: it has 2^32 elements or more. */
+attune_status attune__vulkan_sums_describe(const attune_tensor *out, const char *name, uint64_t sums,
+                                           attune_vulkan_sums *described);
 
 /* serving.c: what a call over a cache has besides, for the block that will be at an address. */
 attune_vulkan_array attune__vulkan_array_describe(const attune_tensor *tensor, uint64_t absent);

@@ -109,21 +109,22 @@ typedef struct run {
 } run;
 
 /* The capture gradients that this call requests. */
-static void list_sums(run *r)
+static attune_status list_sums(run *r)
 {
     const attune_expr *score = r->program->score;
     const uint64_t base = attune__vulkan_address(r->call->forward.workspace, r->call->forward.workspace_offset);
     if (!attune__requests_captures(&r->program->shape, r->program->gradient))
-        return;
+        return ATTUNE_OK;
     for (uint32_t i = 0; i < score->symbol_count; i++) {
         const attune_tensor *out = &r->call->d_captures[i];
         if (score->symbols[i].kind != ATTUNE_SYMBOL_CAPTURE || !out->buffer)
             continue;
         attune_vulkan_sums *s = &r->sums[r->sum_count++];
-        *s = attune__vulkan_sums_describe(out, base + r->place.sums + r->sums_size);
+        ATTUNE__TRY(attune__vulkan_sums_describe(out, score->symbols[i].name, base + r->place.sums + r->sums_size, s));
         r->sum_at[i] = s->sums;
         r->sums_size += s->count * ATTUNE__SHADERS_SUM;
     }
+    return ATTUNE_OK;
 }
 
 static void describe(run *r)
@@ -256,7 +257,7 @@ static attune_status prepare(run *r)
         return attune__fail(ATTUNE_UNSUPPORTED, "the call has 2^32 rows or more, device %s takes fewer",
                             r->program->base.device->info.id);
     r->place = attune__shaders_backward_workspace(&r->program->shape);
-    list_sums(r);
+    ATTUNE__TRY(list_sums(r));
     describe(r);
     ATTUNE__TRY(check_loops(r));
     return add_passes(r);
