@@ -26,7 +26,10 @@ static attune_status create_module(attune__vulkan_device *device, const attune__
             .pCode = preserving ? preserving : desc->words,
         };
         const VkResult result = device->vk.CreateShaderModule(device->handle, &words, NULL, module);
-        status = result ? attune__vulkan_fail(device, result, "vkCreateShaderModule") : ATTUNE_OK;
+        if (result) {
+            *module = VK_NULL_HANDLE;
+            status = attune__vulkan_fail(device, result, "vkCreateShaderModule");
+        }
     }
     attune__free(allocator, preserving);
     return status;
@@ -60,8 +63,10 @@ attune_status attune__vulkan_pipelines_add(attune__vulkan_device *device, attune
         .pPushConstantRanges = &range,
     };
     const VkResult result = device->vk.CreatePipelineLayout(device->handle, &layout, NULL, &pipeline->layout);
-    if (result)
+    if (result) {
+        pipeline->layout = VK_NULL_HANDLE;
         return refuse(device, desc->name, attune__vulkan_fail(device, result, "vkCreatePipelineLayout"));
+    }
     list->each[at].specialised = desc->constants != NULL;
     if (desc->constants)
         memcpy(list->each[at].constants, desc->constants, sizeof list->each[at].constants);

@@ -271,8 +271,10 @@ static VkResult create_slot(attune__vulkan_device *device, attune__vulkan_slot *
         .queueFamilyIndex = device->queue.family,
     };
     VkResult result = device->vk.CreateCommandPool(device->handle, &pool, NULL, &slot->pool);
-    if (result)
+    if (result) {
+        slot->pool = VK_NULL_HANDLE;
         return result;
+    }
     const VkCommandBufferAllocateInfo buffer = {
         .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO,
         .commandPool = slot->pool,
@@ -295,8 +297,10 @@ attune_status attune__vulkan_queue_init(attune__vulkan_device *device)
     };
     const VkSemaphoreCreateInfo semaphore = {.sType = VK_STRUCTURE_TYPE_SEMAPHORE_CREATE_INFO, .pNext = &type};
     VkResult result = device->vk.CreateSemaphore(device->handle, &semaphore, NULL, &queue->timeline);
-    if (result)
+    if (result) {
+        queue->timeline = VK_NULL_HANDLE;
         return attune__vulkan_fail(device, result, "vkCreateSemaphore");
+    }
     if (device->physical.timestamp_bits) {
         const VkQueryPoolCreateInfo queries = {
             .sType = VK_STRUCTURE_TYPE_QUERY_POOL_CREATE_INFO,
@@ -304,8 +308,10 @@ attune_status attune__vulkan_queue_init(attune__vulkan_device *device)
             .queryCount = 2 * ATTUNE__VULKAN_SLOTS,
         };
         result = device->vk.CreateQueryPool(device->handle, &queries, NULL, &queue->queries);
-        if (result)
+        if (result) {
+            queue->queries = VK_NULL_HANDLE;
             return attune__vulkan_fail(device, result, "vkCreateQueryPool");
+        }
     }
     for (uint32_t i = 0; i < ATTUNE__VULKAN_SLOTS; i++) {
         result = create_slot(device, &queue->slots[i]);

@@ -216,7 +216,8 @@ static inline attune__vulkan_device *attune__vulkan_of(attune_device *device)
 
 /*
  * A failed Vulkan call as a status, with a message "<what>: VK_ERROR_...". VK_ERROR_DEVICE_LOST latches device->lost.
- * device may be NULL before there is one.
+ * device may be NULL before there is one. A handle that a failed call should have made is undefined: it is set to
+ * VK_NULL_HANDLE where something destroys it.
  */
 attune_status attune__vulkan_fail(attune__vulkan_device *device, VkResult result, const char *what);
 const char *attune__vulkan_result_string(VkResult result);

@@ -61,25 +61,34 @@ static bool fails(void)
     return atomic_fetch_add(&fake.created, 1) + 1 == fake.fail_at;
 }
 
-#define CREATE(name, info)                                                                                             \
+/* The result of a function that fails is undefined. */
+static VkResult fail_with(VkResult code, void *result, size_t size)
+{
+    memset(result, 0xA5, size);
+    return code;
+}
+
+#define FAIL(code, result) fail_with(code, result, sizeof *(result)) /* NOLINT(bugprone-sizeof-expression): handles */
+
+#define CREATE(name, info, type)                                                                                       \
     static VKAPI_ATTR VkResult VKAPI_CALL fake##name(VkDevice device, const info *create,                              \
-                                                     const VkAllocationCallbacks *callbacks, void *object)             \
+                                                     const VkAllocationCallbacks *callbacks, type *object)             \
     {                                                                                                                  \
-        return fails() ? fake.fail_code : real.name(device, create, callbacks, object);                                \
+        return fails() ? FAIL(fake.fail_code, object) : real.name(device, create, callbacks, object);                  \
     }
-CREATE(CreateBuffer, VkBufferCreateInfo)
-CREATE(CreateCommandPool, VkCommandPoolCreateInfo)
-CREATE(CreatePipelineLayout, VkPipelineLayoutCreateInfo)
-CREATE(CreateQueryPool, VkQueryPoolCreateInfo)
-CREATE(CreateSemaphore, VkSemaphoreCreateInfo)
-CREATE(CreateShaderModule, VkShaderModuleCreateInfo)
+CREATE(CreateBuffer, VkBufferCreateInfo, VkBuffer)
+CREATE(CreateCommandPool, VkCommandPoolCreateInfo, VkCommandPool)
+CREATE(CreatePipelineLayout, VkPipelineLayoutCreateInfo, VkPipelineLayout)
+CREATE(CreateQueryPool, VkQueryPoolCreateInfo, VkQueryPool)
+CREATE(CreateSemaphore, VkSemaphoreCreateInfo, VkSemaphore)
+CREATE(CreateShaderModule, VkShaderModuleCreateInfo, VkShaderModule)
 
 static VKAPI_ATTR VkResult VKAPI_CALL fakeAllocateMemory(VkDevice device, const VkMemoryAllocateInfo *info,
                                                          const VkAllocationCallbacks *callbacks, VkDeviceMemory *memory)
 {
     if (fake.no_memory)
-        return VK_ERROR_OUT_OF_DEVICE_MEMORY;
-    return fails() ? fake.fail_code : real.AllocateMemory(device, info, callbacks, memory);
+        return FAIL(VK_ERROR_OUT_OF_DEVICE_MEMORY, memory);
+    return fails() ? FAIL(fake.fail_code, memory) : real.AllocateMemory(device, info, callbacks, memory);
 }
 
 static VKAPI_ATTR VkResult VKAPI_CALL fakeBindBufferMemory(VkDevice device, VkBuffer buffer, VkDeviceMemory memory,
@@ -91,14 +100,14 @@ static VKAPI_ATTR VkResult VKAPI_CALL fakeBindBufferMemory(VkDevice device, VkBu
 static VKAPI_ATTR VkResult VKAPI_CALL fakeMapMemory(VkDevice device, VkDeviceMemory memory, VkDeviceSize offset,
                                                     VkDeviceSize size, VkMemoryMapFlags flags, void **data)
 {
-    return fails() ? fake.fail_code : real.MapMemory(device, memory, offset, size, flags, data);
+    return fails() ? FAIL(fake.fail_code, data) : real.MapMemory(device, memory, offset, size, flags, data);
 }
 
 static VKAPI_ATTR VkResult VKAPI_CALL fakeAllocateCommandBuffers(VkDevice device,
                                                                  const VkCommandBufferAllocateInfo *info,
                                                                  VkCommandBuffer *buffers)
 {
-    return fails() ? fake.fail_code : real.AllocateCommandBuffers(device, info, buffers);
+    return fails() ? FAIL(fake.fail_code, buffers) : real.AllocateCommandBuffers(device, info, buffers);
 }
 
 static VKAPI_ATTR VkResult VKAPI_CALL fakeBeginCommandBuffer(VkCommandBuffer commands,
@@ -112,7 +121,7 @@ static VKAPI_ATTR VkResult VKAPI_CALL fakeCreatePipelineCache(VkDevice device, c
                                                               VkPipelineCache *cache)
 {
     if (fake.no_cache)
-        return VK_ERROR_OUT_OF_HOST_MEMORY;
+        return FAIL(VK_ERROR_OUT_OF_HOST_MEMORY, cache);
     VkPipelineCacheCreateInfo mine = *info;
     atomic_fetch_add(info->initialDataSize ? &fake.given : &fake.empty, 1);
     if (fake.kept && info->initialDataSize) {
@@ -212,7 +221,7 @@ static VKAPI_ATTR VkResult VKAPI_CALL create_device(VkPhysicalDevice physical, c
                                                     const VkAllocationCallbacks *callbacks, VkDevice *device)
 {
     if (fails())
-        return fake.fail_code;
+        return FAIL(fake.fail_code, device);
     VkResult result = real.CreateDevice(physical, info, callbacks, device);
     if (!result)
         attune__vulkan_load_device(&real, *device);
