@@ -43,12 +43,19 @@ static bool same_device(const attune__vulkan_physical *a, const attune__vulkan_p
     return memcmp(a->uuid, none, sizeof none) && !memcmp(a->uuid, b->uuid, sizeof a->uuid) && a->vendor == b->vendor;
 }
 
-/* Keeps `list` in order of rank, the driver's order within one. */
+/* Keeps `list` in order of rank, the driver's order within one. Of two drivers of a chip it has the one that can be
+ * used. */
 static void insert(attune__vulkan_physical *list, uint32_t *count, const attune__vulkan_physical *found)
 {
-    for (uint32_t i = 0; i < *count; i++)
-        if (same_device(&list[i], found) && (list[i].info.available || !found->info.available))
+    uint32_t same = 0;
+    while (same < *count && !same_device(&list[same], found))
+        same++;
+    if (same < *count) {
+        if (list[same].info.available || !found->info.available)
             return;
+        (*count)--;
+        memmove(&list[same], &list[same + 1], (*count - same) * sizeof *list);
+    }
     uint32_t at = (*count)++;
     for (; at > 0 && rank(&list[at - 1]) > rank(found); at--)
         list[at] = list[at - 1];

@@ -241,6 +241,14 @@ Test(device, listed_twice_is_one)
     fake.twice = true;
     cr_assert_eq(attune__vulkan_count_with(&instance->host, &overrides, &twice, reason, sizeof reason), ATTUNE_OK);
     cr_expect_eq(once, twice);
+    /* Of two drivers of a chip the one that can be used, whichever the loader lists first. */
+    attune_device_info info = {.struct_size = sizeof info};
+    fake.denials = 1;
+    cr_assert_eq(attune__vulkan_count_with(&instance->host, &overrides, &twice, reason, sizeof reason), ATTUNE_OK);
+    cr_expect_eq(once, twice, "%u devices, twice %u", once, twice);
+    fake.denials = 1;
+    cr_assert_eq(attune__vulkan_describe_with(&instance->host, &overrides, 0, &info), ATTUNE_OK);
+    cr_expect(info.available, "%s", info.reason);
     attune_instance_destroy(instance);
 }
 

@@ -24,10 +24,12 @@ static unsigned char payload(size_t i)
 static VKAPI_ATTR void VKAPI_CALL get_features(VkPhysicalDevice device, VkPhysicalDeviceFeatures2 *features)
 {
     real.GetPhysicalDeviceFeatures2(device, features);
+    const bool denied = fake.no_device_address || fake.denials > 0;
+    fake.denials--;
     for (VkBaseOutStructure *s = (VkBaseOutStructure *)features; s; s = s->pNext)
         if (s->sType == VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_2_FEATURES) {
             VkPhysicalDeviceVulkan12Features *v12 = (void *)s;
-            v12->bufferDeviceAddress &= !fake.no_device_address;
+            v12->bufferDeviceAddress &= !denied;
             v12->timelineSemaphore &= !fake.no_timeline;
         }
 }

@@ -17,6 +17,7 @@ typedef struct fake_settings {
     bool lose_submit, lose_wait;         /* vkQueueSubmit, vkWaitSemaphores: DEVICE_LOST */
     bool old;                            /* the device has Vulkan 1.1 */
     bool twice;                          /* the loader lists every device twice */
+    int denials;                         /* looks at features that find no device address, the first ones */
     bool one_instance;                   /* all instances are one: drivers have few of them in a process */
     long fail_at;                        /* the object creation that fails, from 1; 0 = none */
     VkResult fail_code;
