@@ -51,7 +51,8 @@ typedef struct attune_vulkan_device_desc {
     VkQueue queue; /* of a family with VK_QUEUE_COMPUTE_BIT */
     uint32_t queue_family;
     /* Called around each use of the queue, on the thread that called attune. Other code that submits to the queue must
-     * hold the same lock. NULL if only attune uses the queue. Set both or neither. */
+     * hold the same lock, and may call attune_completion_wait meanwhile, which does not use the queue. NULL if only
+     * attune uses the queue. Set both or neither. */
     void (*lock_queue)(void *user);
     void (*unlock_queue)(void *user);
     void *lock_user;

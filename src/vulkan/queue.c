@@ -169,6 +169,9 @@ static attune_status submit(attune__vulkan_device *device, attune__vulkan_slot *
         set_slot(queue, slot, ATTUNE__VULKAN_FREE);
         return attune__vulkan_fail(device, result, "vkEndCommandBuffer");
     }
+    /* Before the mutex, which a thread that has the lender's lock takes in a wait. */
+    if (queue->lock)
+        queue->lock(queue->lock_user);
     pthread_mutex_lock(&queue->mutex);
     const uint64_t next = queue->submitted + 1;
     const VkTimelineSemaphoreSubmitInfo timeline = {
@@ -184,11 +187,7 @@ static attune_status submit(attune__vulkan_device *device, attune__vulkan_slot *
         .signalSemaphoreCount = 1,
         .pSignalSemaphores = &queue->timeline,
     };
-    if (queue->lock)
-        queue->lock(queue->lock_user);
     result = device->vk.QueueSubmit(queue->handle, 1, &info, VK_NULL_HANDLE);
-    if (queue->unlock)
-        queue->unlock(queue->lock_user);
     if (!result) {
         queue->submitted = slot->value = next;
         slot->state = state;
@@ -197,6 +196,8 @@ static attune_status submit(attune__vulkan_device *device, attune__vulkan_slot *
     }
     pthread_cond_signal(&queue->freed);
     pthread_mutex_unlock(&queue->mutex);
+    if (queue->unlock)
+        queue->unlock(queue->lock_user);
     if (result)
         return attune__vulkan_fail(device, result, "vkQueueSubmit");
     if (value)

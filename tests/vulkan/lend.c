@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: MIT */
 /* An engine's own device, queue and buffer. */
 #include <criterion/criterion.h>
+#include <pthread.h>
 #include <string.h>
+#include <time.h>
 
 #include "support/devices.h"
 #include "vulkan/fake.h"
@@ -249,6 +251,57 @@ Test(lend, refuses_what_lacks_something)
     desc.queue = NULL;
     cr_expect_eq(attune_vulkan_device_open(instance, &desc, &device), ATTUNE_INVALID_ARGUMENT);
     cr_expect(strstr(attune_last_error(), "desc.queue"), "%s", attune_last_error());
+    attune_instance_destroy(instance);
+    engine_close(&e);
+}
+
+/* An engine with several threads. */
+static pthread_mutex_t shared = PTHREAD_MUTEX_INITIALIZER;
+static atomic_int wanting;
+
+static void lock_shared(void *user)
+{
+    (void)user;
+    wanting++;
+    pthread_mutex_lock(&shared);
+}
+
+static void unlock_shared(void *user)
+{
+    (void)user;
+    pthread_mutex_unlock(&shared);
+}
+
+static void *measure(void *device)
+{
+    double flops;
+    return attune_device_measure(device, ATTUNE_F32, &flops, NULL) == ATTUNE_OK ? NULL : device;
+}
+
+/* A thread that has the engine's lock asks for a completion while another thread's call waits for the lock. */
+Test(lend, waits_need_no_lock_of_the_queue, .timeout = 60)
+{
+    static engine e;
+    engine_open(&e);
+    e.desc.lock_queue = lock_shared;
+    e.desc.unlock_queue = unlock_shared;
+    attune_instance *instance;
+    attune_device *device;
+    pthread_t thread;
+    void *failed;
+    cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
+    cr_assert_eq(attune_vulkan_device_open(instance, &e.desc, &device), ATTUNE_OK, "%s", attune_last_error());
+    pthread_mutex_lock(&shared);
+    wanting = 0;
+    cr_assert_eq(pthread_create(&thread, NULL, measure, device), 0);
+    while (!wanting)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    const attune_completion none = {attune_device_queue(device), 0};
+    cr_expect_eq(attune_completion_wait(none, 0), ATTUNE_OK, "%s", attune_last_error());
+    pthread_mutex_unlock(&shared);
+    cr_assert_eq(pthread_join(thread, &failed), 0);
+    cr_expect_null(failed);
+    attune_device_destroy(device);
     attune_instance_destroy(instance);
     engine_close(&e);
 }
