@@ -114,6 +114,9 @@ static attune_status take_slot(attune__vulkan_device *device, attune__vulkan_slo
         if (status)
             break;
     }
+    /* This thread frees no slot, by which the next one would be woken. */
+    if (status)
+        pthread_cond_broadcast(&queue->freed);
     pthread_mutex_unlock(&queue->mutex);
     return status;
 }

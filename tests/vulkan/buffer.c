@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: MIT */
 /* Memory, copies and the queue. */
 #include <criterion/criterion.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "support/devices.h"
 #include "vulkan/fake.h"
@@ -250,6 +252,51 @@ Test(queue, is_in_order_past_its_ring)
     cr_assert_eq(attune_buffer_read(buffer, 16 * MIB - 4, &word, 4), ATTUNE_OK);
     cr_assert_eq(word, 3 * ATTUNE__VULKAN_SLOTS);
     attune_buffer_destroy(buffer);
+    fixture_close(&r);
+}
+
+/* The device's own function, until it is lost. */
+static PFN_vkGetSemaphoreCounterValue counter;
+static atomic_bool counter_lost;
+static atomic_int beginning;
+
+static VKAPI_ATTR VkResult VKAPI_CALL count_or_lose(VkDevice device, VkSemaphore semaphore, uint64_t *value)
+{
+    return counter_lost ? VK_ERROR_DEVICE_LOST : counter(device, semaphore, value);
+}
+
+static void *begin(void *device)
+{
+    attune__vulkan_slot *slot;
+    beginning++;
+    return attune__vulkan_begin(device, false, &slot) == ATTUNE_DEVICE_LOST ? NULL : device;
+}
+
+/* More threads wait for a command buffer than there are, and the device is lost: every thread returns. */
+Test(queue, all_waiting_threads_learn_of_the_loss, .timeout = 60)
+{
+    enum { THREADS = ATTUNE__VULKAN_SLOTS + 8 };
+    fixture r = fixture_open(false);
+    attune__vulkan_device *device = (attune__vulkan_device *)r.device;
+    attune__vulkan_slot *slots[ATTUNE__VULKAN_SLOTS];
+    pthread_t threads[THREADS];
+    counter = device->vk.GetSemaphoreCounterValue;
+    device->vk.GetSemaphoreCounterValue = count_or_lose;
+    for (uint32_t i = 0; i < ATTUNE__VULKAN_SLOTS; i++)
+        cr_assert_eq(attune__vulkan_begin(device, false, &slots[i]), ATTUNE_OK, "%s", attune_last_error());
+    for (uint32_t i = 0; i < THREADS; i++)
+        cr_assert_eq(pthread_create(&threads[i], NULL, begin, device), 0);
+    while (beginning < THREADS)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL); /* until they wait */
+    counter_lost = true;
+    for (uint32_t i = 0; i < ATTUNE__VULKAN_SLOTS; i++)
+        attune__vulkan_cancel(device, slots[i]);
+    for (uint32_t i = 0; i < THREADS; i++) {
+        void *failed;
+        cr_assert_eq(pthread_join(threads[i], &failed), 0);
+        cr_expect_null(failed);
+    }
     fixture_close(&r);
 }
 
