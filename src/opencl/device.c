@@ -78,20 +78,28 @@ static uint32_t group_limit(const attune__opencl_driver *driver, attune__cl_devi
     return most > 1u << 16 ? 1u << 16 : (uint32_t)most;
 }
 
+/* "1.2 ..." as 102, also where the process's locale has another decimal point; 0: no number. */
+static unsigned long version_of(const char *text)
+{
+    char *end;
+    const unsigned long major = strtoul(text, &end, 10), minor = *end == '.' ? strtoul(end + 1, NULL, 10) : 0;
+    return 100 * major + (minor < 100 ? minor : 99);
+}
+
 /* 0: another driver. */
-static double pocl_version(const attune_device_info *info)
+static unsigned long pocl_version(const attune_device_info *info)
 {
     static const char name[] = "Portable Computing Language ";
-    return strncmp(info->driver, name, sizeof name - 1) ? 0 : strtod(info->driver + sizeof name - 1, NULL);
+    return strncmp(info->driver, name, sizeof name - 1) ? 0 : version_of(info->driver + sizeof name - 1);
 }
 
 /* The own way of PoCL 5 and 6 to make loops of a workgroup: 5.0 ends the process while it compiles some kernels with
  * barriers, 6.0 compiles some wrong, one time in ten and not the next. */
 static bool compiles_wrong(const attune_device_info *info)
 {
-    const double version = pocl_version(info);
+    const unsigned long version = pocl_version(info);
     const char *method = getenv("POCL_WORK_GROUP_METHOD");
-    return version >= 5 && version < 7 && (!method || strcmp(method, "cbs") != 0);
+    return version >= 500 && version < 700 && (!method || strcmp(method, "cbs") != 0);
 }
 
 /* Why the kernels cannot run; NULL = they can. */
@@ -99,8 +107,7 @@ static const char *why_not(const attune__opencl_driver *driver, const found *f, 
 {
     char version[128] = "";
     ask_text(driver, f->device, CL_DEVICE_VERSION, version, sizeof version);
-    const char *number = strlen(version) > 7 ? version + 7 : "0.0"; /* "OpenCL 1.2 ..." */
-    if (strtod(number, NULL) < 1.15) {
+    if (strncmp(version, "OpenCL ", 7) != 0 || version_of(version + 7) < 102) {
         snprintf(text, size, "%.60s: the kernels need OpenCL 1.2", version);
         return text;
     }
@@ -351,8 +358,8 @@ static void take_found(attune__opencl_device *device, const found *one)
     device->fma = (one->float_config & CL_FP_FMA) != 0;
     device->round_div = (one->float_config & CL_FP_CORRECTLY_ROUNDED) != 0;
     device->unified = one->unified;
-    const double pocl = pocl_version(&one->info);
-    device->early_pocl = pocl > 0 && pocl < 6;
+    const unsigned long pocl = pocl_version(&one->info);
+    device->early_pocl = pocl > 0 && pocl < 600;
     device->argument_size = one->argument_size;
     if (device->driver.platform_info(one->platform, CL_PLATFORM_VERSION, sizeof version, version, NULL) != CL_SUCCESS)
         version[0] = '\0';

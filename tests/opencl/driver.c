@@ -2,6 +2,7 @@
 /* The backend over a loader whose devices compute nothing: every call failed once, faults, threads, launches. */
 #include <criterion/criterion.h>
 #include <dlfcn.h>
+#include <locale.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -214,6 +215,28 @@ Test(opencl_driver, pocl_5_and_6_are_refused_unless_their_other_method_is_chosen
     cr_assert_eq(attune_device_open(instance, "opencl:0", &device), ATTUNE_OK, "%s", attune_last_error());
     attune_device_destroy(device);
     attune_instance_destroy(instance);
+}
+
+/* Versions have a point, whatever the process's locale writes in numbers. */
+Test(opencl_driver, another_locale)
+{
+    (void)open_fake();
+    char folder[] = "/tmp/attune-locale-XXXXXX", command[256];
+    cr_assert_not_null(mkdtemp(folder));
+    snprintf(command, sizeof command, "localedef -i de_DE -f UTF-8 %s/de_DE.UTF-8 2>/dev/null", folder);
+    (void)!system(command); /* NOLINT(cert-env33-c): a folder of our own */
+    setenv("LOCPATH", folder, 1);
+    const char *made = setlocale(LC_NUMERIC, "de_DE.UTF-8");
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    cr_expect_eq(system(command), 0); /* NOLINT(cert-env33-c): likewise */
+    if (!made)
+        cr_skip_test("localedef makes no locale here");
+    char number[8];
+    snprintf(number, sizeof number, "%.1f", 1.5);
+    cr_assert_str_eq(number, "1,5");
+    flow f = {.heap = {0}};
+    cr_expect_eq(flow_open(&f, "opencl:0"), ATTUNE_OK, "%s", attune_last_error());
+    flow_destroy(&f);
 }
 
 /* A driver that has no memory or resources left is not one without a device, and each message has the error's name. */
