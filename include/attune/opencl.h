@@ -26,8 +26,8 @@ typedef struct attune_opencl_device_desc {
 
 /*
  * Creates an attune device on the caller's context. Its id is "opencl". INVALID_ARGUMENT if the context or the device
- * is NULL, or the queue is of another context or device; UNAVAILABLE, with the reason, if the kernels cannot run on it.
- * If several devices share the context, kernels are not stored in the cache.
+ * is NULL, the device is not one of the context's, or the queue is of another context or device; UNAVAILABLE, with the
+ * reason, if the kernels cannot run on it. If several devices share the context, kernels are not stored in the cache.
  */
 ATTUNE_API attune_status attune_opencl_device_open(attune_instance *instance, const attune_opencl_device_desc *desc,
                                                    attune_device **device);

@@ -461,12 +461,29 @@ attune_status attune__opencl_queue_wrap(attune_device *device, void *handle, att
     return status;
 }
 
+/* Whether the device is one of the context's, which may have others. */
+static attune_status check_context(attune__opencl_device *device)
+{
+    attune__cl_device devices[MOST_DEVICES];
+    size_t bytes = 0;
+    if (device->driver.context_info(device->context, CL_CONTEXT_DEVICES, sizeof devices, devices, &bytes))
+        bytes = 0; /* the driver does not say */
+    const size_t count = bytes / sizeof(void *);
+    bool one_of = !count;
+    for (size_t i = 0; i < count && i < MOST_DEVICES; i++)
+        one_of = one_of || devices[i] == device->device;
+    device->many = count != 1;
+    return one_of ? ATTUNE_OK
+                  : attune__fail(ATTUNE_INVALID_ARGUMENT,
+                                 "desc.device, %s, is not one of desc.context: create the context with it",
+                                 device->base.info.name);
+}
+
 /* Takes the caller's context and device; the context is retained. */
 static attune_status take_external(attune__opencl_device *device, const attune_opencl_device_desc *desc)
 {
     const attune__opencl_driver *driver = &device->driver;
     found one = {.device = desc->device};
-    uint32_t devices = 1;
     if (driver->device_info(one.device, CL_DEVICE_PLATFORM, sizeof(void *), &one.platform, NULL) ||
         driver->context_retain(desc->context))
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "desc.context or desc.device is no object of this OpenCL loader");
@@ -476,8 +493,7 @@ static attune_status take_external(attune__opencl_device *device, const attune_o
     take_found(device, &one);
     if (!one.info.available)
         return attune__fail(ATTUNE_UNAVAILABLE, "opencl: %s", one.info.reason);
-    device->many =
-        driver->context_info(device->context, CL_CONTEXT_NUM_DEVICES, sizeof devices, &devices, NULL) || devices != 1;
+    ATTUNE__TRY(check_context(device));
     ATTUNE__TRY(check_queue(device, desc->queue));
     return finish_device(device, &one, desc->queue);
 }

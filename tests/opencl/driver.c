@@ -685,6 +685,29 @@ Test(opencl_driver, early_pocl)
     }
 }
 
+/* A device that is not one of the context is the caller's mistake. */
+Test(opencl_driver, lending_another_device)
+{
+    fake_state *fake = open_fake();
+    flow f = {.heap = {0}}, g = {.heap = {0}};
+    fake->devices = 2;
+    cr_assert_eq(flow_open(&f, "opencl:0"), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(flow_open(&g, "opencl:1"), ATTUNE_OK, "%s", attune_last_error());
+    attune_opencl_device_desc own = {.struct_size = sizeof own}, other = {.struct_size = sizeof other};
+    cr_assert_eq(attune_opencl_device_handles(f.device, &own), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(attune_opencl_device_handles(g.device, &other), ATTUNE_OK, "%s", attune_last_error());
+    attune_device *lent = NULL;
+    own.device = other.device;
+    own.queue = NULL;
+    cr_expect_eq(attune_opencl_device_open(f.instance, &own, &lent), ATTUNE_INVALID_ARGUMENT);
+    cr_expect(strstr(attune_last_error(), "desc.device, Fake device, is not one of desc.context"), "%s",
+              attune_last_error());
+    attune_device_destroy(lent);
+    flow_destroy(&g);
+    flow_destroy(&f);
+    cr_expect_eq(fake->live, 0);
+}
+
 /* The caller's context, queue and memory. */
 Test(opencl_driver, lending)
 {

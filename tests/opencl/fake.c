@@ -16,7 +16,7 @@ typedef struct object {
     int references;
     size_t size;
     char *data;
-    void *context; /* of a queue or memory, else the program of a kernel */
+    void *context; /* of a queue or memory, the program of a kernel, the device of a context */
     pthread_t setter;
     bool setting;
 } object;
@@ -180,8 +180,8 @@ attune__cl_context clCreateContext(const intptr_t *properties, uint32_t count, c
                                    void (*notify)(const char *, const void *, size_t, void *), void *user,
                                    int32_t *error)
 {
-    (void)properties, (void)count, (void)list, (void)notify, (void)user;
-    return create("clCreateContext", 0, NULL, error);
+    (void)properties, (void)count, (void)notify, (void)user;
+    return create("clCreateContext", 0, list[0], error);
 }
 int32_t clRetainContext(attune__cl_context context)
 {
@@ -194,9 +194,9 @@ int32_t clReleaseContext(attune__cl_context context)
 }
 int32_t clGetContextInfo(attune__cl_context context, uint32_t name, size_t size, void *value, size_t *needed)
 {
-    (void)context, (void)name;
+    (void)name; /* CL_CONTEXT_DEVICES */
     CALL("clGetContextInfo");
-    PUT(uint32_t, 1);
+    PUT(void *, ((object *)context)->context);
 }
 attune__cl_queue clCreateCommandQueue(attune__cl_context context, attune__cl_device device, uint64_t properties,
                                       int32_t *error)
