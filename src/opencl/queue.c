@@ -301,9 +301,9 @@ attune_status attune__opencl_wait(attune_queue *queue, uint64_t value, uint64_t 
     const uint64_t oldest = last >= ATTUNE__OPENCL_EVENTS ? last - ATTUNE__OPENCL_EVENTS + 1 : 1;
     const uint64_t at = value > oldest ? value : oldest;
     attune__cl_event event = value <= last ? mine->events[at % ATTUNE__OPENCL_EVENTS] : NULL;
-    if (event && driver->event_retain(event))
-        event = NULL;
+    const int32_t error = event ? driver->event_retain(event) : CL_SUCCESS;
     pthread_mutex_unlock(&mine->lock);
+    ATTUNE__TRY(attune__opencl_check(device, error, "clRetainEvent"));
     if (!event)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "completion.value is %llu, but the queue has given out %llu",
                             (unsigned long long)value, (unsigned long long)last);

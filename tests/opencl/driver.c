@@ -259,6 +259,8 @@ Test(opencl_driver, errors_by_name)
         {"clCreateKernel", "CL_OUT_OF_RESOURCES (-5)", ATTUNE_COMPILE_FAILED, CL_OUT_OF_RESOURCES},
         {"clSetKernelArg", "CL_INVALID_ARG_SIZE (-51)", ATTUNE_INTERNAL, -51},
         {"clEnqueueNDRangeKernel", "CL_OUT_OF_RESOURCES (-5)", ATTUNE_DEVICE_LOST, CL_OUT_OF_RESOURCES},
+        {"clRetainEvent", "clRetainEvent: CL_OUT_OF_HOST_MEMORY (-6)", ATTUNE_OUT_OF_HOST_MEMORY,
+         CL_OUT_OF_HOST_MEMORY},
     };
     fake_state *fake = open_fake();
     flow whole = {.heap = {0}};
