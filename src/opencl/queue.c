@@ -237,7 +237,7 @@ static double seconds_of(const attune__opencl_call *call)
     return (double)(now_ns() - call->start) * 1e-9;
 }
 
-static void keep_last(attune__opencl_call *call, uint64_t *value)
+static void keep_last(const attune__opencl_call *call, uint64_t *value)
 {
     attune__opencl_queue *queue = call->queue;
     const attune__opencl_driver *driver = &device_of(queue)->driver;
@@ -249,7 +249,15 @@ static void keep_last(attune__opencl_call *call, uint64_t *value)
     queue->last = next;
     if (value)
         *value = next;
-    call->last = NULL;
+}
+
+/* Also after an error: copies that were enqueued use the caller's memory. */
+static void wait_for_end(attune__opencl_call *call, double *seconds)
+{
+    const attune_status waited = wait_event(device_of(call->queue), call->last);
+    call->status = call->status == ATTUNE_OK ? waited : call->status;
+    if (call->status == ATTUNE_OK)
+        *seconds = seconds_of(call);
 }
 
 attune_status attune__opencl_end(attune__opencl_call *call, uint64_t *value, double *seconds)
@@ -257,7 +265,7 @@ attune_status attune__opencl_end(attune__opencl_call *call, uint64_t *value, dou
     attune__opencl_queue *queue = call->queue;
     attune__opencl_device *device = device_of(queue);
     const attune__opencl_driver *driver = &device->driver;
-    attune__cl_event first = call->first;
+    bool held = false;
     if (value)
         *value = queue->last;
     if (seconds)
@@ -266,19 +274,21 @@ attune_status attune__opencl_end(attune__opencl_call *call, uint64_t *value, dou
         const int32_t error = driver->flush(queue->handle);
         if (call->status == ATTUNE_OK)
             call->status = attune__opencl_check(device, error, "clFlush");
-        /* Also after an error: copies that were enqueued use the caller's memory. */
-        if (seconds && error == CL_SUCCESS && !atomic_load(&device->base.lost)) {
-            const attune_status waited = wait_event(device, call->last);
-            call->status = call->status == ATTUNE_OK ? waited : call->status;
-            if (call->status == ATTUNE_OK)
-                *seconds = seconds_of(call);
-        }
-        if (first != call->last)
-            driver->event_release(first);
+        const bool waits = seconds && error == CL_SUCCESS && !atomic_load(&device->base.lost);
+        /* Without the lock, under which others launch and wait; the queue may release its event meanwhile. */
+        held = waits && driver->event_retain(call->last) == CL_SUCCESS;
+        if (waits && !held)
+            wait_for_end(call, seconds);
         /* Also after an error: what was enqueued before it runs. */
         keep_last(call, value);
     }
     pthread_mutex_unlock(&queue->lock);
+    if (held)
+        wait_for_end(call, seconds);
+    if (call->first && call->first != call->last)
+        driver->event_release(call->first);
+    if (held)
+        driver->event_release(call->last);
     return call->status;
 }
 

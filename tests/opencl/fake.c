@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -405,7 +406,7 @@ int32_t clGetEventInfo(attune__cl_event event, uint32_t name, size_t size, void 
 {
     (void)event, (void)name;
     CALL("clGetEventInfo");
-    PUT(int32_t, fake.event_status);
+    PUT(int32_t, atomic_load(&fake.event_status));
 }
 int32_t clGetEventProfilingInfo(attune__cl_event event, uint32_t name, size_t size, void *value, size_t *needed)
 {

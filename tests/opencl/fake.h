@@ -25,7 +25,7 @@ typedef struct fake_state {
     int launches, unchained, interleaved;
     int wide; /* launches with several workgroups in their first dimension */
     uint64_t groups;
-    int32_t event_status; /* of all events; 0 = complete */
+    _Atomic int32_t event_status; /* of all events; 0 = complete */
     bool unified;
     bool subgroups;                             /* they are named, but no kernel computes: a probe finds zeros */
     uint64_t most_bytes;                        /* of a memory object */
