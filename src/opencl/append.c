@@ -7,7 +7,8 @@
 
 #define POINTERS 19 /* the kernel's parameters after the struct */
 
-_Static_assert(sizeof(attune_opencl_append) + POINTERS * sizeof(uint64_t) <= 1024, "every device takes the arguments");
+_Static_assert(sizeof(attune_opencl_append) + POINTERS * sizeof(uint64_t) <= ATTUNE__OPENCL_ARGUMENTS,
+               "every device takes the arguments");
 _Static_assert(ATTUNE_OPENCL_APPEND_COLUMNS >= 576, "the widest head");
 
 /* Workgroups that fill a device. */

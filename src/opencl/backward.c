@@ -11,6 +11,11 @@
 /* Pointers of backward kernels between those of all kernels and the captures. */
 #define MORE_POINTERS 6
 
+_Static_assert(sizeof(attune_opencl_arguments) +
+                       (ATTUNE__OPENCL_POINTERS + MORE_POINTERS + ATTUNE_EXPR_MAX_SYMBOLS) * sizeof(uint64_t) <=
+                   ATTUNE__OPENCL_ARGUMENTS,
+               "every device takes the arguments, with the captures of a score");
+
 /* --------------------------------------------------------------------------------------------------------- programs */
 
 /* The tile of the kernel for dK and dV (`keys`) or of the one for dQ: the outer rows and the inner ones. */

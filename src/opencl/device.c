@@ -128,8 +128,9 @@ static const char *why_not(const attune__opencl_driver *driver, const found *f, 
                  f->info.limits.shared_memory, (unsigned)LEAST_LOCAL);
         return text;
     }
-    if (f->argument_size < 1024) {
-        snprintf(text, size, "its kernels take %zu bytes of arguments, attune's have up to 1024", f->argument_size);
+    if (f->argument_size < ATTUNE__OPENCL_ARGUMENTS) {
+        snprintf(text, size, "its kernels take %zu bytes of arguments, attune's have up to %d", f->argument_size,
+                 ATTUNE__OPENCL_ARGUMENTS);
         return text;
     }
     return NULL;
@@ -360,7 +361,6 @@ static void take_found(attune__opencl_device *device, const found *one)
     device->unified = one->unified;
     const unsigned long pocl = pocl_version(&one->info);
     device->early_pocl = pocl > 0 && pocl < 600;
-    device->argument_size = one->argument_size;
     if (device->driver.platform_info(one->platform, CL_PLATFORM_VERSION, sizeof version, version, NULL) != CL_SUCCESS)
         version[0] = '\0';
     version[sizeof version - 1] = '\0';

@@ -155,8 +155,6 @@ enum {
     X(int32_t, copy, clEnqueueCopyBuffer,                                                                              \
       (attune__cl_queue queue, attune__cl_memory from, attune__cl_memory to, size_t from_offset, size_t to_offset,     \
        size_t size, uint32_t waits, const attune__cl_event *wait, attune__cl_event *event))                            \
-    X(int32_t, marker, clEnqueueMarkerWithWaitList,                                                                    \
-      (attune__cl_queue queue, uint32_t waits, const attune__cl_event *wait, attune__cl_event *event))                 \
     X(int32_t, flush, clFlush, (attune__cl_queue queue))                                                               \
     X(int32_t, event_info, clGetEventInfo,                                                                             \
       (attune__cl_event event, uint32_t name, size_t size, void *value, size_t *needed))                               \

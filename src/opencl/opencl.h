@@ -32,6 +32,8 @@
 #define ATTUNE__OPENCL_EVENTS 64
 /* The workgroups of a launch of a PoCL before version 6 (attune__opencl_launch). */
 #define ATTUNE__OPENCL_EARLY_POCL_GROUPS 65534
+/* Bytes of a kernel's arguments that every device takes. */
+#define ATTUNE__OPENCL_ARGUMENTS 1024
 /* Bytes of what a call copies to the device. */
 #define ATTUNE__OPENCL_TABLE 3072
 
@@ -54,12 +56,11 @@ typedef struct attune__opencl_device {
     attune__cl_context context;
     attune__cl_memory nothing; /* zeros, for arguments that a call does not have */
     attune__opencl_queue queue;
-    char identity[256];   /* device, driver and platform, with versions */
-    bool fma, round_div;  /* hardware multiply-add; correctly rounded division on request */
-    bool unified;         /* it shares the host's memory */
-    size_t argument_size; /* bytes of a kernel's arguments */
-    bool many;            /* its context, of the caller, has other devices: programs have several binaries */
-    bool early_pocl;      /* before version 6: see attune__opencl_launch and attune__opencl_cache_put */
+    char identity[256];  /* device, driver and platform, with versions */
+    bool fma, round_div; /* hardware multiply-add; correctly rounded division on request */
+    bool unified;        /* it shares the host's memory */
+    bool many;           /* its context, of the caller, has other devices: programs have several binaries */
+    bool early_pocl;     /* before version 6: see attune__opencl_launch and attune__opencl_cache_put */
 } attune__opencl_device;
 
 typedef struct attune__opencl_buffer {

@@ -155,7 +155,8 @@ attune_opencl_capture attune__opencl_capture_of(attune_dtype dtype, uint32_t ran
  * or NULL. */
 void attune__opencl_table_of(const attune__forward *call, const attune_expr *expr, const attune_tensor *captures,
                              const attune__value *parameters, const int64_t *sums, attune_opencl_table *table);
-/* The arguments that every attention kernel begins with, and at the end the captures of `score`. */
+/* The arguments that every attention kernel begins with: the struct and pointers. Those of captures are the last. */
+#define ATTUNE__OPENCL_POINTERS 10
 void attune__opencl_set_forward(attune__opencl_setter *setter, const attune_opencl_arguments *arguments,
                                 const attune__forward *call);
 /* captures NULL: of the launch with nothing to do. */
@@ -165,7 +166,8 @@ void attune__opencl_set_captures(attune__opencl_setter *setter, const attune_exp
 
 /* Fills the cache's and the batch's part of the arguments, without the tables of the expressions. */
 void attune__opencl_serving_describe(const attune__forward *call, attune_opencl_cache *cache);
-/* The arguments after attune__opencl_set_forward's; NULL: of the launch with nothing to do. */
+/* The pointers after attune__opencl_set_forward's; NULL: of the launch with nothing to do. */
+#define ATTUNE__OPENCL_SERVING_POINTERS 10
 void attune__opencl_serving_set(attune__opencl_setter *setter, const attune__serving *serving,
                                 const attune_buffer *schedule);
 

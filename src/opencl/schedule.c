@@ -10,7 +10,7 @@
 #define POINTERS 8 /* the kernel's parameters after the struct */
 
 _Static_assert(ATTUNE__SHADERS_PART_KEYS == ATTUNE_OPENCL_PART_KEYS, "the planner's and the kernel's");
-_Static_assert(sizeof(attune_opencl_schedule) + POINTERS * sizeof(uint64_t) <= 1024,
+_Static_assert(sizeof(attune_opencl_schedule) + POINTERS * sizeof(uint64_t) <= ATTUNE__OPENCL_ARGUMENTS,
                "every device takes the arguments");
 
 static void set_arguments(attune__opencl_setter *setter, const attune_opencl_schedule *a, const attune__serving *s,

@@ -3,6 +3,11 @@
 #include "opencl/program.h"
 
 _Static_assert(sizeof(attune_opencl_serving) <= ATTUNE__OPENCL_TABLE, "a table of the queue");
+_Static_assert(sizeof(attune_opencl_arguments) +
+                       (ATTUNE__OPENCL_POINTERS + ATTUNE__OPENCL_SERVING_POINTERS + 2 * ATTUNE_EXPR_MAX_SYMBOLS) *
+                           sizeof(uint64_t) <=
+                   ATTUNE__OPENCL_ARGUMENTS,
+               "every device takes the arguments, with the captures of a mask and of a score");
 _Static_assert(sizeof(attune_opencl_serving) <= ATTUNE__SHADERS_ARGUMENTS, "its place in the workspace");
 
 /* `flag`: of an array that a call may leave out. */

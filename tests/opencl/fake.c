@@ -381,21 +381,6 @@ int32_t clEnqueueCopyBuffer(attune__cl_queue queue, attune__cl_memory from, attu
     memmove(((object *)to)->data + to_offset, ((object *)from)->data + from_offset, size);
     return command("clEnqueueCopyBuffer", waits, event);
 }
-int32_t clEnqueueFillBuffer(attune__cl_queue queue, attune__cl_memory memory, const void *pattern, size_t pattern_size,
-                            size_t offset, size_t size, uint32_t waits, const attune__cl_event *wait,
-                            attune__cl_event *event)
-{
-    (void)queue, (void)wait;
-    for (size_t i = 0; i < size; i++)
-        ((object *)memory)->data[offset + i] = ((const char *)pattern)[i % pattern_size];
-    return command("clEnqueueFillBuffer", waits, event);
-}
-int32_t clEnqueueMarkerWithWaitList(attune__cl_queue queue, uint32_t waits, const attune__cl_event *wait,
-                                    attune__cl_event *event)
-{
-    (void)queue, (void)wait;
-    return command("clEnqueueMarkerWithWaitList", waits, event);
-}
 int32_t clFlush(attune__cl_queue queue)
 {
     (void)queue;
