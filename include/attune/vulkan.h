@@ -95,8 +95,9 @@ ATTUNE_API attune_status attune_vulkan_device_handles(const attune_device *devic
  * Creates an attune buffer from `size` bytes at `offset` of the caller's VkBuffer, which must outlive it. The caller
  * keeps ownership. The VkBuffer must have been created on this device (attune_vulkan_device_handles) with at least
  *
- *     VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT   and, for attune_buffer_write and attune_buffer_read,
- *     VK_BUFFER_USAGE_TRANSFER_DST_BIT and VK_BUFFER_USAGE_TRANSFER_SRC_BIT
+ *     VK_BUFFER_USAGE_SHADER_DEVICE_ADDRESS_BIT,
+ *     VK_BUFFER_USAGE_TRANSFER_DST_BIT for a workspace, for a schedule and for attune_buffer_write,
+ *     VK_BUFFER_USAGE_TRANSFER_SRC_BIT for attune_buffer_read
  *
  * It must be bound to memory allocated with VK_MEMORY_ALLOCATE_DEVICE_ADDRESS_BIT, and be used by the queue's family
  * only, or created with VK_SHARING_MODE_CONCURRENT. `offset` is a multiple of 16. Kernels read whole 64-bit words: the
