@@ -64,6 +64,23 @@ void NAME(arguments_partition)(const attune__partition *partition, ARGUMENTS *a)
     a->splits = partition->splits;
 }
 
+/* The kernels count in 32 bits: tiles, and groups of four columns of partial results. */
+attune_status NAME(counts_check)(const attune__forward *call, uint64_t tiles, uint32_t block_m, uint32_t splits)
+{
+    const char *id = call->q.buffer->device->info.id;
+    const uint64_t rows = (uint64_t)call->batch * (uint64_t)call->heads * (uint64_t)call->q_len;
+    const uint64_t columns = (uint64_t)call->v.size[3];
+    if (tiles > UINT32_MAX)
+        return attune__fail(ATTUNE_UNSUPPORTED, "the call has %llu tiles of %u rows, %s takes fewer than 2^32",
+                            (unsigned long long)tiles, block_m, id);
+    if (splits > 1 && rows > UINT32_MAX / splits / (columns / 4))
+        return attune__fail(ATTUNE_UNSUPPORTED,
+                            "the call has %llu rows of %llu columns in %u parts, %s takes fewer than 2^34 partial "
+                            "results: use a smaller SPLIT_KV",
+                            (unsigned long long)rows, (unsigned long long)columns, splits, id);
+    return ATTUNE_OK;
+}
+
 /* The gradient of the capture `name`, whose exact sums are at `sums`. The kernels count its elements in 32 bits. */
 attune_status NAME(sums_describe)(const attune_tensor *out, const char *name, PLACE_TYPE sums, SUMS *described)
 {

@@ -96,9 +96,7 @@ static attune_status prepare(run *r, bool decode)
     a->flags |= call->part ? ATTUNE_OPENCL_IS_PARTIAL : 0;
     divide(r, decode);
     const uint64_t rows = (uint64_t)call->batch * (uint64_t)call->heads * (uint64_t)call->q_len;
-    if (r->tiles > UINT32_MAX || (a->splits > 1 && rows > UINT32_MAX / a->splits / ((uint64_t)call->v.size[3] / 4)))
-        return attune__fail(ATTUNE_UNSUPPORTED, "the call has %llu tiles of %u rows, %s takes fewer than 2^32",
-                            (unsigned long long)r->tiles, r->program->choice.block_m, r->program->base.device->info.id);
+    ATTUNE__TRY(attune__opencl_counts_check(call, r->tiles, r->program->choice.block_m, a->splits));
     if (!call->workspace)
         return ATTUNE_OK;
     const attune__opencl_buffer *workspace = attune__opencl_buffer_of(call->workspace);

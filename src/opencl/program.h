@@ -144,6 +144,9 @@ void attune__opencl_arguments_describe(const attune__forward *call, uint64_t o_a
                                        uint32_t inner_q_block, attune_opencl_arguments *arguments);
 /* The tiles of queries. */
 void attune__opencl_arguments_partition(const attune__partition *partition, attune_opencl_arguments *arguments);
+/* UNSUPPORTED: the call has more tiles or partial results than the kernels count. */
+attune_status attune__opencl_counts_check(const attune__forward *call, uint64_t tiles, uint32_t block_m,
+                                          uint32_t splits);
 /* The gradient of the capture `name`, whose exact sums are at an offset in the workspace. UNSUPPORTED: it has 2^32
  * elements or more. */
 attune_status attune__opencl_sums_describe(const attune_tensor *out, const char *name, int64_t sums,

@@ -26,6 +26,9 @@ void attune__vulkan_arguments_describe(const attune__forward *call, uint64_t o_a
 /* The tiles of queries. */
 void attune__vulkan_arguments_partition(const attune__partition *partition, attune_vulkan_arguments *arguments);
 
+/* UNSUPPORTED: the call has more tiles or partial results than the kernels count. */
+attune_status attune__vulkan_counts_check(const attune__forward *call, uint64_t tiles, uint32_t block_m,
+                                          uint32_t splits);
 /* The gradient of the capture `name`, whose exact sums are at an address. UNSUPPORTED: it has 2^32 elements or more. */
 attune_status attune__vulkan_sums_describe(const attune_tensor *out, const char *name, uint64_t sums,
                                            attune_vulkan_sums *described);

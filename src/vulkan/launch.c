@@ -92,9 +92,7 @@ static attune_status prepare(run *r, bool decode)
     ATTUNE__TRY(check_steps(r));
 
     const uint64_t rows = (uint64_t)call->batch * (uint64_t)call->heads * (uint64_t)call->q_len;
-    if (r->tiles > UINT32_MAX || (a->splits > 1 && rows > UINT32_MAX / a->splits / ((uint64_t)call->v.size[3] / 4)))
-        return attune__fail(ATTUNE_UNSUPPORTED, "the call has %llu tiles of %u rows, %s takes fewer than 2^32",
-                            (unsigned long long)r->tiles, r->program->choice.block_m, r->program->base.device->info.id);
+    ATTUNE__TRY(attune__vulkan_counts_check(call, r->tiles, r->program->choice.block_m, a->splits));
     const uint64_t base = attune__vulkan_address(call->workspace, call->workspace_offset);
     if (call->serving) {
         divide_parts(r, base);

@@ -494,3 +494,36 @@ Test(vulkan_large, gradient_of_too_many_elements)
     attune_expr_destroy(score);
     fixture_close(&r);
 }
+
+/* Parts of rows whose partial results are more than 32 bits count: the message has what is too many. */
+Test(vulkan_large, partial_results_of_too_many_rows)
+{
+    enum { PARTS = 512, BATCH = 1 << 18, WIDTH = 128 };
+    fixture r = fixture_open();
+    attune_plan *plan;
+    const attune_problem problem = {.struct_size = sizeof problem,
+                                    .dtype = ATTUNE_F32,
+                                    .head_dim = WIDTH,
+                                    .batch = BATCH,
+                                    .q_len = 1,
+                                    .kv_len = 1 << 16};
+    const attune_kernel_options options = {.struct_size = sizeof options, .any.split_kv = PARTS};
+    cr_assert_eq(attune_plan_create(r.device, &problem, &options, &plan), ATTUNE_OK, "%s", attune_last_error());
+    attune_buffer *small = buffer_or_skip(&r, 64 * MIB), *said;
+    cr_assert_eq(
+        attune_vulkan_buffer_wrap(r.device, ((attune__vulkan_buffer *)small)->handle, 0, UINT64_C(1) << 42, &said),
+        ATTUNE_OK, "%s", attune_last_error());
+    const attune_tensor q = {.buffer = said, .dtype = ATTUNE_F32, .rank = 4, .size = {BATCH, 1, 1, WIDTH}};
+    attune_tensor k = q, o = q;
+    k.size[2] = 1 << 16;
+    k.stride[2] = WIDTH; /* one batch's keys serve all */
+    k.stride[3] = 1;
+    o.offset = UINT64_C(1) << 40;
+    const attune_forward_args args = {
+        .struct_size = sizeof args, .q = q, .k = k, .v = k, .o = o, .workspace = said, .workspace_offset = 1 << 30};
+    cr_expect_eq(attune_forward(plan, attune_device_queue(r.device), &args, NULL), ATTUNE_UNSUPPORTED);
+    cr_expect(strstr(attune_last_error(), "262144 rows of 128 columns in 512 parts"), "%s", attune_last_error());
+    attune_buffer_destroy(said);
+    attune_plan_destroy(plan);
+    fixture_close(&r);
+}
