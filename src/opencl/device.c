@@ -9,11 +9,13 @@
 
 #include "base/alloc.h"
 #include "base/error.h"
+#include "base/hash.h"
 
 #define MOST_PLATFORMS 32
 #define MOST_DEVICES   64
 #define NOTHING_BYTES  4096
 #define LEAST_LOCAL    16384
+#define MOST_TEXT      8192 /* bytes of a driver's name, version or extensions */
 
 /* ----------------------------------------------------------------------------------------------------------- limits */
 
@@ -49,13 +51,25 @@ static uint32_t fit32(uint64_t value)
     return value > UINT32_MAX ? UINT32_MAX : (uint32_t)value;
 }
 
+/* Drivers give a text whole or not at all: here its beginning is kept. */
+static void keep_text(char all[MOST_TEXT], int32_t error, char *text, size_t size)
+{
+    all[MOST_TEXT - 1] = '\0';
+    snprintf(text, size, "%s", error == CL_SUCCESS ? all : "");
+}
+
 static void ask_text(const attune__opencl_driver *driver, attune__cl_device device, uint32_t name, char *text,
                      size_t size)
 {
-    text[0] = '\0';
-    if (driver->device_info(device, name, size, text, NULL) != CL_SUCCESS)
-        text[0] = '\0';
-    text[size - 1] = '\0';
+    char all[MOST_TEXT] = "";
+    keep_text(all, driver->device_info(device, name, sizeof all, all, NULL), text, size);
+}
+
+static void ask_platform(const attune__opencl_driver *driver, attune__cl_platform platform, uint32_t name, char *text,
+                         size_t size)
+{
+    char all[MOST_TEXT] = "";
+    keep_text(all, driver->platform_info(platform, name, sizeof all, all, NULL), text, size);
 }
 
 static bool has_extension(const char *all, const char *name)
@@ -163,14 +177,12 @@ static uint32_t least_subgroup(const attune__opencl_driver *driver, attune__cl_d
 static void fill_info(const attune__opencl_driver *driver, found *f)
 {
     attune_device_info *info = &f->info;
-    char extensions[8192], platform[64] = "", version[64] = "";
+    char extensions[MOST_TEXT], platform[64], version[64];
     *info = (attune_device_info){.struct_size = sizeof *info, .backend = ATTUNE_BACKEND_OPENCL, .available = true};
     ask_text(driver, f->device, CL_DEVICE_NAME, info->name, sizeof info->name);
     ask_text(driver, f->device, CL_DRIVER_VERSION, version, sizeof version);
     ask_text(driver, f->device, CL_DEVICE_EXTENSIONS, extensions, sizeof extensions);
-    if (driver->platform_info(f->platform, CL_PLATFORM_NAME, sizeof platform, platform, NULL) != CL_SUCCESS)
-        platform[0] = '\0';
-    platform[sizeof platform - 1] = '\0';
+    ask_platform(driver, f->platform, CL_PLATFORM_NAME, platform, sizeof platform);
     snprintf(info->driver, sizeof info->driver, "%s %s", platform, version);
     uint8_t uuid[16];
     if (has_extension(extensions, "cl_khr_device_uuid") &&
@@ -350,9 +362,27 @@ static void device_close(attune_device *device)
     discard_device(attune__opencl_of(device));
 }
 
+/* Programs are kept for one driver of one device: of names and versions, which can be long, all characters count. */
+static void identify(attune__opencl_device *device)
+{
+    static const uint32_t names[] = {CL_DEVICE_NAME, CL_DEVICE_VERSION, CL_DRIVER_VERSION},
+                          platform[] = {CL_PLATFORM_NAME, CL_PLATFORM_VERSION};
+    char text[MOST_TEXT];
+    attune__hash hash = attune__hash_begin();
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        ask_text(&device->driver, device->device, names[i], text, sizeof text);
+        attune__hash_bytes(&hash, text, strlen(text));
+    }
+    for (size_t i = 0; i < sizeof platform / sizeof platform[0]; i++) {
+        ask_platform(&device->driver, device->platform, platform[i], text, sizeof text);
+        attune__hash_bytes(&hash, text, strlen(text));
+    }
+    snprintf(device->identity, sizeof device->identity, "%.90s | %.90s | %016llx%016llx", device->base.info.name,
+             device->base.info.driver, (unsigned long long)hash.lane[0], (unsigned long long)hash.lane[1]);
+}
+
 static void take_found(attune__opencl_device *device, const found *one)
 {
-    char version[64] = "";
     device->platform = one->platform;
     device->device = one->device;
     device->base.info = one->info;
@@ -361,11 +391,7 @@ static void take_found(attune__opencl_device *device, const found *one)
     device->unified = one->unified;
     const unsigned long pocl = pocl_version(&one->info);
     device->early_pocl = pocl > 0 && pocl < 600;
-    if (device->driver.platform_info(one->platform, CL_PLATFORM_VERSION, sizeof version, version, NULL) != CL_SUCCESS)
-        version[0] = '\0';
-    version[sizeof version - 1] = '\0';
-    snprintf(device->identity, sizeof device->identity, "%.90s | %.90s | %s", one->info.name, one->info.driver,
-             version);
+    identify(device);
 }
 
 /* The parts that need the context: a queue, an object of zeros, and what a kernel finds. */

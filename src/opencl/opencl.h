@@ -56,7 +56,7 @@ typedef struct attune__opencl_device {
     attune__cl_context context;
     attune__cl_memory nothing; /* zeros, for arguments that a call does not have */
     attune__opencl_queue queue;
-    char identity[256];  /* device, driver and platform, with versions */
+    char identity[256];  /* device and driver, with a hash of all names and versions */
     bool fma, round_div; /* hardware multiply-add; correctly rounded division on request */
     bool unified;        /* it shares the host's memory */
     bool many;           /* its context, of the caller, has other devices: programs have several binaries */

@@ -696,6 +696,31 @@ Test(opencl_driver, cache)
     cr_expect_eq(system(command), 0); /* NOLINT(cert-env33-c): a folder of our own */
 }
 
+/* Versions of some drivers have hundreds of characters, and differ in the last ones. */
+Test(opencl_driver, long_versions)
+{
+    fake_state *fake = open_fake();
+    char folder[] = "/tmp/attune-opencl-XXXXXX", command[64], version[301];
+    cr_assert_not_null(mkdtemp(folder));
+    memset(version, 'x', sizeof version - 1);
+    version[300] = '\0';
+    fake->driver_version = version;
+    int built = 0;
+    for (int i = 0; i < 3; i++) {
+        attune_device_info info = {.struct_size = sizeof info};
+        flow f = {.cache = folder};
+        version[299] = i < 2 ? 'x' : 'y';
+        cr_assert_eq(flow_all(&f), ATTUNE_OK, "%s", attune_last_error());
+        cr_assert_eq(attune_device_info_get(f.device, &info), ATTUNE_OK);
+        cr_expect(strstr(info.driver, "Fake xxxx"), "%s", info.driver);
+        built = built ? built : fake->sources;
+        cr_expect_eq(fake->sources, i < 2 ? built : 2 * built, "device %d: %d", i, fake->sources);
+        flow_destroy(&f);
+    }
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    cr_expect_eq(system(command), 0); /* NOLINT(cert-env33-c): a folder of our own */
+}
+
 /* PoCL before version 6 ends the process where kernels have several grids, or binaries are asked for, while another
  * queue runs them. */
 Test(opencl_driver, early_pocl)

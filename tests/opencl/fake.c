@@ -10,6 +10,8 @@
 #include "opencl/driver.h"
 #include "opencl/fake.h"
 
+#define CL_INVALID_VALUE (-30)
+
 fake_state fake = {.platforms = 1, .devices = 1, .most_bytes = 1 << 26};
 
 /* Every object begins so; handles are pointers to it. */
@@ -88,8 +90,10 @@ static int put(const void *from, size_t have, size_t size, void *value, size_t *
 {
     if (needed)
         *needed = have;
+    if (value && size < have)
+        return CL_INVALID_VALUE;
     if (value)
-        memcpy(value, from, have < size ? have : size);
+        memcpy(value, from, have);
     return CL_SUCCESS;
 }
 
