@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/alloc.h"
+#include "base/digest.h"
 #include "vulkan/mods.h"
 #include "vulkan/vulkan.h"
 
@@ -15,38 +16,59 @@
 
 /* ---------------------------------------------------------------------------------------------------------- modules */
 
-/* Everything that the emitter reads: nodes, and symbols without their names. */
-static void hash_expr(attune__hash *hash, const attune_expr *expr)
+static void add(attune__digest *digest, uint64_t word)
 {
-    attune__hash_add(hash, expr ? expr->node_count : 0);
+    attune__digest_add(digest, &word, sizeof word);
+}
+
+/* Everything that the emitter reads: nodes, and symbols without their names. */
+static void add_expr(attune__digest *digest, const attune_expr *expr)
+{
+    add(digest, expr ? expr->node_count : 0);
     if (!expr)
         return;
     for (uint32_t i = 0; i < expr->node_count; i++) {
         const attune__node *node = &expr->nodes[i];
-        attune__hash_add(hash, (uint64_t)node->op << 16 | (uint64_t)node->type << 8 | node->arg_count);
-        attune__hash_add(hash, (uint32_t)node->value.i);
+        add(digest, (uint64_t)node->op << 16 | (uint64_t)node->type << 8 | node->arg_count);
+        add(digest, (uint32_t)node->value.i);
         for (uint32_t a = 0; a < node->arg_count; a++)
-            attune__hash_add(hash, node->arg[a]);
+            add(digest, node->arg[a]);
     }
-    attune__hash_add(hash, expr->symbol_count);
+    add(digest, expr->symbol_count);
     for (uint32_t i = 0; i < expr->symbol_count; i++) {
         const attune__symbol *symbol = &expr->symbols[i];
-        attune__hash_add(hash, (uint64_t)symbol->kind << 32 | (uint64_t)symbol->dtype << 16 | symbol->rank);
+        add(digest, (uint64_t)symbol->kind << 32 | (uint64_t)symbol->dtype << 16 | symbol->rank);
     }
 }
 
-static void hash_gradient(attune__hash *hash, const attune__mods *mods)
+static void add_gradient(attune__digest *digest, const attune__mods *mods)
 {
     const attune__gradient *gradient = mods->gradient;
-    hash_expr(hash, gradient ? gradient->expr : NULL);
+    add_expr(digest, gradient ? gradient->expr : NULL);
     if (!gradient)
         return;
-    attune__hash_add(hash, gradient->score);
+    add(digest, gradient->score);
+    add(digest, gradient->read_count);
     for (uint32_t i = 0; i < gradient->read_count; i++)
-        attune__hash_add(hash, (uint64_t)gradient->reads[i].capture << 32 | gradient->reads[i].factor);
-    attune__hash_add(hash, mods->uniform_reads.count);
+        add(digest, (uint64_t)gradient->reads[i].capture << 32 | gradient->reads[i].factor);
+    add(digest, mods->uniform_reads.count);
     for (uint32_t i = 0; i < mods->uniform_reads.count; i++)
-        attune__hash_add(hash, mods->uniform_reads.reads[i]);
+        add(digest, mods->uniform_reads.reads[i]);
+}
+
+/* From a cryptographic digest: nobody can construct an expression whose module collides with another's. The prebuilt
+ * words are attune's own. */
+static attune__hash hash_module(const uint32_t *words, size_t count, const attune__mods *mods)
+{
+    attune__hash prebuilt = attune__hash_begin();
+    attune__hash_bytes(&prebuilt, words, count * sizeof *words);
+    attune__digest digest = attune__digest_begin();
+    add(&digest, prebuilt.lane[0]);
+    add(&digest, prebuilt.lane[1]);
+    add_expr(&digest, mods->mask);
+    add_expr(&digest, mods->score);
+    add_gradient(&digest, mods);
+    return attune__digest_key(&digest);
 }
 
 attune_status attune__vulkan_cache_splice(attune__vulkan_device *device, const uint32_t *words, size_t count,
@@ -56,11 +78,7 @@ attune_status attune__vulkan_cache_splice(attune__vulkan_device *device, const u
     const attune__host *host = &device->base.host;
     char identity[IDENTITY_SIZE];
     const int length = snprintf(identity, sizeof identity, "attune %u", attune_version());
-    *hash = attune__hash_begin();
-    attune__hash_bytes(hash, words, count * sizeof *words);
-    hash_expr(hash, mods->mask);
-    hash_expr(hash, mods->score);
-    hash_gradient(hash, mods);
+    *hash = hash_module(words, count, mods);
     const attune__cache_key key = {"vulkan-module", *hash, identity, (size_t)length};
     void *kept;
     size_t size;
