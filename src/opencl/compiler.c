@@ -74,12 +74,19 @@ attune_status attune__opencl_kernel_build(attune__opencl_device *device, const a
     kernel->hash = attune__opencl_hash(source, options);
     kernel->program = attune__opencl_cache_get(device, kernel->hash, options);
     kernel->cached = kernel->program != NULL;
-    attune_status status = ATTUNE_OK;
-    if (!kernel->cached)
+    attune_status status = kernel->cached ? make_kernel(device, name, invocations, kernel) : ATTUNE_OK;
+    /* The cache never decides whether a plan is made: a program without its kernel is built again. */
+    if (kernel->cached && !kernel->handle) {
+        device->driver.program_release(kernel->program);
+        kernel->program = NULL;
+        kernel->cached = false;
+    }
+    if (!kernel->cached) {
         status = build(device, source, options, text->file, &kernel->program);
+        if (status == ATTUNE_OK)
+            status = make_kernel(device, name, invocations, kernel);
+    }
     attune__free(&device->base.host.allocator, source);
-    if (status == ATTUNE_OK)
-        status = make_kernel(device, name, invocations, kernel);
     if (status != ATTUNE_OK)
         attune__opencl_kernel_release(device, kernel);
     return status;

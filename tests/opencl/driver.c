@@ -691,7 +691,14 @@ Test(opencl_driver, cache)
     cr_expect_eq(fake->sources, built);
     cr_expect_eq(fake->binaries, built);
     flow_destroy(&g);
+    /* A binary that the driver takes and that has no kernel is as good as none. */
+    flow h = {.cache = folder};
+    fake->binaries_are_empty = true;
+    cr_expect_eq(flow_all(&h), ATTUNE_OK, "%s", attune_last_error());
+    cr_expect_eq(fake->sources, 2 * built);
+    flow_destroy(&h);
     flow_destroy(&f);
+    cr_expect_eq(fake->live, 0);
     snprintf(command, sizeof command, "rm -r %s", folder);
     cr_expect_eq(system(command), 0); /* NOLINT(cert-env33-c): a folder of our own */
 }

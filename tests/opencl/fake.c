@@ -10,7 +10,8 @@
 #include "opencl/driver.h"
 #include "opencl/fake.h"
 
-#define CL_INVALID_VALUE (-30)
+#define CL_INVALID_VALUE       (-30)
+#define CL_INVALID_KERNEL_NAME (-46)
 
 fake_state fake = {.platforms = 1, .devices = 1, .most_bytes = 1 << 26};
 
@@ -262,7 +263,7 @@ attune__cl_program clCreateProgramWithBinary(attune__cl_context context, uint32_
     (void)count, (void)list, (void)sizes, (void)binaries;
     *status = CL_SUCCESS;
     fake.binaries++;
-    return create("clCreateProgramWithBinary", 0, context, error);
+    return create("clCreateProgramWithBinary", fake.binaries_are_empty, context, error);
 }
 int32_t clBuildProgram(attune__cl_program program, uint32_t count, const attune__cl_device *list, const char *options,
                        void (*notify)(attune__cl_program, void *), void *user)
@@ -302,6 +303,10 @@ int32_t clReleaseProgram(attune__cl_program program)
 attune__cl_kernel clCreateKernel(attune__cl_program program, const char *name, int32_t *error)
 {
     (void)name;
+    if (((object *)program)->size) { /* an empty one */
+        *error = CL_INVALID_KERNEL_NAME;
+        return NULL;
+    }
     return create("clCreateKernel", 0, program, error);
 }
 int32_t clReleaseKernel(attune__cl_kernel kernel)

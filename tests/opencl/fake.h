@@ -18,6 +18,7 @@ typedef struct fake_state {
     /* Programs made from source and from binaries; whether builds fail. */
     int sources, binaries;
     int binaries_read;
+    bool binaries_are_empty; /* a program from a binary has no kernel */
     bool build_fails;
     /* Work-items that a built kernel has; 0 = as many as the device. The device has fewer after that. */
     uint32_t kernel_group;
