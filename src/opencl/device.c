@@ -410,7 +410,7 @@ static attune_status finish_device(attune__opencl_device *device, const found *o
     /* Of a driver on the CPU only where its lanes shuffle: others are vectors, and their subgroup the whole workgroup.
      */
     if (one->subgroups && (!one->info.limits.host || one->info.limits.subgroup_operations))
-        attune__opencl_subgroups_probe(device, one->least_subgroup);
+        return attune__opencl_subgroups_probe(device, one->least_subgroup);
     return ATTUNE_OK;
 }
 

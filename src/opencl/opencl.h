@@ -94,8 +94,8 @@ static inline uint32_t attune__opencl_dtype_index(attune_dtype dtype)
 attune_status attune__opencl_check(attune__opencl_device *device, int32_t error, const char *what);
 
 /* subgroups.c: sets the limits of subgroups by a kernel's results; `least` is the smallest that the driver lists, or 0.
- */
-void attune__opencl_subgroups_probe(attune__opencl_device *device, uint32_t least);
+ * Fails only where the kernel loses the device. */
+attune_status attune__opencl_subgroups_probe(attune__opencl_device *device, uint32_t least);
 
 /* ----------------------------------------------------------------------------------------------------------- queues */
 

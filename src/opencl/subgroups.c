@@ -46,15 +46,19 @@ static attune_status shuffle(attune__opencl_device *device, attune__opencl_kerne
     return status;
 }
 
-void attune__opencl_subgroups_probe(attune__opencl_device *device, uint32_t least)
+attune_status attune__opencl_subgroups_probe(attune__opencl_device *device, uint32_t least)
 {
     attune_limits *limits = &device->base.info.limits;
     attune__opencl_kernel kernel = {.handle = NULL};
     uint32_t results[ITEMS] = {0};
-    const uint32_t width = shuffle(device, &kernel, results) == ATTUNE_OK ? width_of(results) : 0;
+    const attune_status status = shuffle(device, &kernel, results);
+    const uint32_t width = status == ATTUNE_OK ? width_of(results) : 0;
     attune__opencl_kernel_release(device, &kernel);
+    if (status == ATTUNE_DEVICE_LOST)
+        return status;
     limits->subgroup_operations = width > 1;
     /* A driver of the CPU has its lanes as they are; on a GPU the compiler may take fewer for another kernel. */
     if (!limits->host && width > 1)
         limits->subgroup_size = least && least < width ? least : width;
+    return ATTUNE_OK;
 }

@@ -521,6 +521,29 @@ Test(opencl_driver, wrong_subgroups)
     cr_expect_eq(fake->live, 0);
 }
 
+/* The shuffle that tells takes the device with it: it is not opened. */
+Test(opencl_driver, lost_by_subgroups)
+{
+    fake_state *fake = open_fake();
+    fake->subgroups = true;
+    flow whole = {.heap = {0}};
+    cr_assert_eq(flow_open(&whole, "opencl:0"), ATTUNE_OK, "%s", attune_last_error());
+    int at = 1;
+    while (at <= fake->calls && strcmp(fake->names[at], "clEnqueueNDRangeKernel") != 0)
+        at++;
+    cr_assert(at <= fake->calls);
+    flow_destroy(&whole);
+    fake->calls = 0;
+    fake->fail_at = at;
+    fake->fail_with = CL_OUT_OF_RESOURCES;
+    flow f = {.heap = {0}};
+    cr_expect_eq(flow_open(&f, "opencl:0"), ATTUNE_DEVICE_LOST);
+    cr_expect(strstr(attune_last_error(), "clEnqueueNDRangeKernel gave CL_OUT_OF_RESOURCES (-5)"), "%s",
+              attune_last_error());
+    flow_destroy(&f);
+    cr_expect_eq(fake->live, 0);
+}
+
 /* A device that shares the host's memory, of 4 units: a launch has the work of 1.6 GFLOP, and all launches of a merge,
  * and of a mask from a tensor, have every row and block once. */
 Test(opencl_driver, bounded_merges_and_masks)
