@@ -62,15 +62,21 @@ static void insert(attune__vulkan_physical *list, uint32_t *count, const attune_
     list[at] = *found;
 }
 
-/* Reads all devices into *list, which the caller frees also on failure. */
+/* Reads all devices into *list, which the caller frees also on failure; where there is none, the reason. */
 static attune_status enumerate(const attune_allocator *allocator, const attune__vulkan_instance *instance,
-                               attune__vulkan_physical **list, uint32_t *count)
+                               attune__vulkan_physical **list, uint32_t *count, char *reason, size_t reason_size)
 {
     enum { MOST = 64 };
     VkPhysicalDevice handles[MOST];
     uint32_t found = MOST;
     *count = 0;
-    if (instance->vk.EnumeratePhysicalDevices(instance->handle, &found, handles) < 0 || !found)
+    const VkResult result = instance->vk.EnumeratePhysicalDevices(instance->handle, &found, handles);
+    if (result < 0)
+        snprintf(reason, reason_size, "vkEnumeratePhysicalDevices: %s (%d)", attune__vulkan_result_string(result),
+                 (int)result);
+    else if (!found)
+        snprintf(reason, reason_size, "the Vulkan loader lists no device: is a driver installed?");
+    if (result < 0 || !found)
         return ATTUNE_OK;
     /* One more than there are: a device is read at the end before it is sorted in. */
     *list = attune__alloc(allocator, found + 1, sizeof **list);
@@ -98,9 +104,7 @@ attune_status attune__vulkan_count_with(const attune__host *host, const attune__
     if (!attune__vulkan_instance_create(overrides, &instance, reason, reason_size))
         return ATTUNE_OK;
     attune__vulkan_physical *list = NULL;
-    attune_status status = enumerate(&host->allocator, &instance, &list, count);
-    if (status == ATTUNE_OK && !*count)
-        snprintf(reason, reason_size, "the Vulkan loader lists no device: is a driver installed?");
+    attune_status status = enumerate(&host->allocator, &instance, &list, count, reason, reason_size);
     attune__free(&host->allocator, list);
     attune__vulkan_instance_destroy(&instance);
     return status;
@@ -115,8 +119,10 @@ static attune_status find(const attune__host *host, const attune__vulkan_overrid
         return attune__fail(ATTUNE_UNAVAILABLE, "vulkan:%u: %s", index, reason);
     attune__vulkan_physical *list = NULL;
     uint32_t count;
-    attune_status status = enumerate(&host->allocator, instance, &list, &count);
-    if (status == ATTUNE_OK && index >= count)
+    attune_status status = enumerate(&host->allocator, instance, &list, &count, reason, sizeof reason);
+    if (status == ATTUNE_OK && !count)
+        status = attune__fail(ATTUNE_UNAVAILABLE, "vulkan:%u: %s", index, reason);
+    else if (status == ATTUNE_OK && index >= count)
         status = attune__fail(ATTUNE_UNAVAILABLE, "vulkan:%u: the Vulkan loader lists %u devices now", index, count);
     if (status == ATTUNE_OK)
         *physical = list[index]; /* NOLINT(clang-analyzer-core.NullDereference): index is below count */

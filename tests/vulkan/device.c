@@ -133,6 +133,7 @@ static void expect_unavailable(const attune__vulkan_overrides *overrides, const 
     attune_device *device = NULL;
     cr_expect_eq(open_with(instance, overrides, &device), ATTUNE_UNAVAILABLE);
     cr_expect_null(device);
+    cr_expect(strstr(attune_last_error(), word), "\"%s\" has no \"%s\"", attune_last_error(), word);
     cr_assert_eq(attune_device_open(instance, "cpu", &device), ATTUNE_OK);
     attune_device_destroy(device);
     attune_instance_destroy(instance);
@@ -148,6 +149,14 @@ Test(device, no_loader)
 Test(device, a_library_that_is_no_loader)
 {
     expect_unavailable(&(attune__vulkan_overrides){.library = "libm.so.6"}, "vkGetInstanceProcAddr");
+}
+
+/* The driver's error is in the reason. */
+Test(device, a_loader_whose_list_fails)
+{
+    const attune__vulkan_overrides overrides = {.get = fake_get()};
+    fake.no_list = true;
+    expect_unavailable(&overrides, "vkEnumeratePhysicalDevices: VK_ERROR_INITIALIZATION_FAILED (-3)");
 }
 
 static void with_manifest(const char *text)

@@ -51,6 +51,8 @@ static VKAPI_ATTR void VKAPI_CALL get_properties(VkPhysicalDevice device, VkPhys
 
 static VKAPI_ATTR VkResult VKAPI_CALL enumerate(VkInstance instance, uint32_t *count, VkPhysicalDevice *devices)
 {
+    if (fake.no_list)
+        return VK_ERROR_INITIALIZATION_FAILED;
     const uint32_t fixture = *count;
     VkResult result = real.EnumeratePhysicalDevices(instance, count, devices);
     if (fake.twice && devices && *count && *count < fixture)

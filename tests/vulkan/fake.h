@@ -16,6 +16,7 @@ typedef struct fake_settings {
     bool no_memory;                      /* vkAllocateMemory: OUT_OF_DEVICE_MEMORY */
     bool lose_submit, lose_wait;         /* vkQueueSubmit, vkWaitSemaphores: DEVICE_LOST */
     bool old;                            /* the device has Vulkan 1.1 */
+    bool no_list;                        /* vkEnumeratePhysicalDevices: INITIALIZATION_FAILED */
     bool twice;                          /* the loader lists every device twice */
     int denials;                         /* looks at features that find no device address, the first ones */
     bool one_instance;                   /* all instances are one: drivers have few of them in a process */
