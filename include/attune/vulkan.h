@@ -116,7 +116,8 @@ ATTUNE_API attune_status attune_vulkan_buffer_wrap(attune_device *device, VkBuff
  * accesses to o, lse and row_max, to VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT with VK_ACCESS_SHADER_READ_BIT |
  * VK_ACCESS_SHADER_WRITE_BIT. attune records the barriers between its own launches. o, lse and row_max are written in
  * VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT with VK_ACCESS_SHADER_WRITE_BIT; the caller records a barrier before it accesses
- * them.
+ * them. attune_buffer_read does not wait for the caller's submissions and may read in place: it is called after they
+ * are complete, and after a barrier to VK_PIPELINE_STAGE_HOST_BIT with VK_ACCESS_HOST_READ_BIT.
  *
  * The bound compute pipeline and the push constants are undefined afterwards. The command buffer may be submitted more
  * than once; tensors, workspace, mask and plan must stay valid until its last execution is complete. args->seconds must
