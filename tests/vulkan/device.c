@@ -366,6 +366,7 @@ Test(device, a_kernel_is_refused)
     double flops;
     cr_expect_eq(attune__vulkan_measure(device, ATTUNE_F32, &flops, NULL), ATTUNE_COMPILE_FAILED);
     cr_expect(strstr(attune_last_error(), "measure_f32"), "%s", attune_last_error());
+    cr_expect(strstr(attune_last_error(), "VK_ERROR_UNKNOWN (-13)"), "%s", attune_last_error());
     cr_expect_eq(exercise(device), ATTUNE_OK, "%s", attune_last_error());
     attune_device_destroy(device);
     attune_instance_destroy(instance);
