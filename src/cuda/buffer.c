@@ -20,7 +20,7 @@ attune_status attune__cuda_buffer_create(attune_device *device, uint64_t size, a
         attune__cuda_leave(mine);
     }
     if (status == ATTUNE_OUT_OF_DEVICE_MEMORY)
-        attune__fail_context(status, "%llu bytes: ", (unsigned long long)size);
+        attune__fail_context(status, "%llu bytes", (unsigned long long)size);
     if (status != ATTUNE_OK) {
         attune__free(&device->host.allocator, made);
         return status;

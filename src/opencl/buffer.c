@@ -37,7 +37,7 @@ attune_status attune__opencl_buffer_create(attune_device *device, uint64_t size,
         return attune__fail(ATTUNE_OUT_OF_DEVICE_MEMORY, "%llu bytes: device %s has no memory for a buffer: %s (%d)",
                             (unsigned long long)size, device->info.id, attune__opencl_error_name(error), error);
     const attune_status status = attune__opencl_check(mine, error ? error : CL_OUT_OF_HOST_MEMORY, "a buffer");
-    return attune__fail_context(status, "%llu bytes: ", (unsigned long long)size);
+    return attune__fail_context(status, "%llu bytes", (unsigned long long)size);
 }
 
 attune_status attune__opencl_buffer_wrap_device(attune_device *device, const void *handle, uint64_t offset,

@@ -163,7 +163,7 @@ attune_status attune__vulkan_range_create(attune__vulkan_device *device, uint64_
     attune_status status = range_create(device, (size + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT, range);
     pthread_mutex_unlock(&memory->mutex);
     if (status == ATTUNE_OUT_OF_DEVICE_MEMORY)
-        return attune__fail_context(status, "device %s has no %llu bytes for a buffer: ", device->base.info.id,
+        return attune__fail_context(status, "device %s has no %llu bytes for a buffer", device->base.info.id,
                                     (unsigned long long)size);
     return status;
 }

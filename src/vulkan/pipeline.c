@@ -40,7 +40,7 @@ static attune_status refuse(attune__vulkan_device *device, const char *name, att
 {
     if (status != ATTUNE_OUT_OF_HOST_MEMORY && status != ATTUNE_OUT_OF_DEVICE_MEMORY && status != ATTUNE_DEVICE_LOST)
         status = ATTUNE_COMPILE_FAILED;
-    return attune__fail_context(status, "the driver of device %s refuses kernel %s: ", device->base.info.id, name);
+    return attune__fail_context(status, "the driver of device %s refuses kernel %s", device->base.info.id, name);
 }
 
 attune_status attune__vulkan_pipelines_add(attune__vulkan_device *device, attune__vulkan_pipelines *list,

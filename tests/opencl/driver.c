@@ -335,6 +335,13 @@ Test(opencl_driver, allocation_past_the_limit)
     cr_expect_eq(attune_buffer_create(f.device, (1 << 20) + 1, &f.buffer), ATTUNE_OUT_OF_DEVICE_MEMORY);
     cr_expect(strstr(attune_last_error(), "1048577 bytes: device opencl:0 allocates at most 1048576"), "%s",
               attune_last_error());
+    fake->calls = 0;
+    fake->fail_at = 1;
+    fake->fail_with = CL_MEM_OBJECT_ALLOCATION_FAILURE;
+    cr_expect_eq(attune_buffer_create(f.device, 1 << 20, &f.buffer), ATTUNE_OUT_OF_DEVICE_MEMORY);
+    cr_expect(strstr(attune_last_error(), "1048576 bytes: device opencl:0 has no memory for a buffer"), "%s",
+              attune_last_error());
+    fake->fail_at = 0;
     cr_expect_eq(attune_buffer_create(f.device, 1 << 20, &f.buffer), ATTUNE_OK, "%s", attune_last_error());
     flow_destroy(&f);
 }
