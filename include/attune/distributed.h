@@ -230,8 +230,9 @@ typedef struct attune_distributed_desc {
 /*
  * Prepares the calls of this rank: cuts the mask, creates the plan and uploads to the device. All ranks must call it.
  * It returns an error on every rank if one of them fails, or if the ranks' partitions or problems differ
- * (INVALID_ARGUMENT, naming a rank that differs). Neither desc nor what it points to is needed afterwards, except as
- * stated above.
+ * (INVALID_ARGUMENT, naming a rank that differs). A rank that has no desc, or no transport with a rank, a size, gather,
+ * exchange and abort, cannot tell the others. Neither desc nor what it points to is needed afterwards, except as stated
+ * above.
  */
 ATTUNE_API attune_status attune_distributed_create(attune_device *device, const attune_distributed_desc *desc,
                                                    attune_distributed **distributed);

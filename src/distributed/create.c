@@ -435,6 +435,23 @@ void attune__distributed_hash(const attune_distributed *d, const attune_expr *sc
         attune__hash_add(hash, words[i]);
 }
 
+attune_status attune__distributed_begin_create(const attune_transport *t, const attune_device *device,
+                                               const void *object, const char *name)
+{
+    const attune_allocator *allocator = device ? &device->host.allocator : &attune__default_allocator;
+    attune_status status = attune__check_not_null(object, name);
+    if (status == ATTUNE_OK)
+        status = attune__check_not_null(device, "device");
+    if (status == ATTUNE_OK)
+        return ATTUNE_OK;
+    const agreement mine = {.status = (uint64_t)status};
+    agreement *all = attune__alloc(allocator, t->size, sizeof *all);
+    if (!all || t->gather(t->user, &mine, all, sizeof mine) != ATTUNE_OK)
+        t->abort(t->user);
+    attune__free(allocator, all);
+    return status;
+}
+
 attune_status attune__distributed_agree(attune_distributed *d, attune__hash hash, attune_status status)
 {
     const attune_transport *t = &d->transport;
@@ -486,6 +503,11 @@ attune_status attune__distributed_transport(const attune_transport *given, attun
                             !t->gather     ? "gather"
                             : !t->exchange ? "exchange"
                                            : "abort");
+    return ATTUNE_OK;
+}
+
+attune_status attune__distributed_check_transport(const attune_transport *t)
+{
     if (t->lend && (!t->finish || !t->reclaim || t->host_memory))
         return attune__fail(ATTUNE_INVALID_ARGUMENT,
                             "desc.transport->lend is set, %s: devices read each other's memory until finish, and "
@@ -550,6 +572,7 @@ static attune_status prepare(attune_distributed *d, const attune_distributed_des
 {
     uint64_t partition[2];
     attune_problem problem;
+    ATTUNE__TRY(attune__distributed_check_transport(&d->transport));
     ATTUNE__TRY(check(d, desc, &problem));
     ATTUNE__TRY(make_masks(d, desc->partition, desc->mask, desc->overlap));
     ATTUNE__TRY(make_plan(d, &problem, desc->options));
@@ -572,13 +595,13 @@ static attune_status prepare(attune_distributed *d, const attune_distributed_des
 attune_status attune_distributed_create(attune_device *device, const attune_distributed_desc *desc,
                                         attune_distributed **distributed)
 {
-    ATTUNE__TRY(attune__check_not_null(distributed, "distributed"));
-    *distributed = NULL;
-    ATTUNE__TRY(attune__check_not_null(device, "device"));
     attune_distributed_desc given;
     attune_transport transport;
+    if (distributed)
+        *distributed = NULL;
     ATTUNE__TRY(attune__desc_read(&given, sizeof given, desc, sizeof given, "desc"));
     ATTUNE__TRY(attune__distributed_transport(given.transport, &transport));
+    ATTUNE__TRY(attune__distributed_begin_create(&transport, device, distributed, "distributed"));
     attune_distributed *made = attune__alloc(&device->host.allocator, 1, sizeof *made);
     if (!made) {
         transport.abort(transport.user);
@@ -594,7 +617,7 @@ attune_status attune_distributed_create(attune_device *device, const attune_dist
         status = prepare(made, &given, &hash);
     status = attune__distributed_agree(made, hash, status);
     if (status == ATTUNE_OK)
-        *distributed = made;
+        *distributed = made; /* NOLINT(clang-analyzer-core.NullDereference): NULL was refused */
     else
         attune_distributed_destroy(made);
     return status;

@@ -182,6 +182,7 @@ static attune_status prepare(attune_decode *made, const attune_decode_desc *desc
 {
     attune_distributed *d = &made->base;
     attune_problem p;
+    ATTUNE__TRY(attune__distributed_check_transport(&d->transport));
     ATTUNE__TRY(attune__check_not_null(desc->problem, "desc.problem"));
     ATTUNE__TRY(attune__desc_read(&p, sizeof p, desc->problem, sizeof p, "problem"));
     ATTUNE__TRY(check_problem(made, &p));
@@ -210,13 +211,13 @@ static attune_status prepare(attune_decode *made, const attune_decode_desc *desc
 
 attune_status attune_decode_create(attune_device *device, const attune_decode_desc *desc, attune_decode **decode)
 {
-    ATTUNE__TRY(attune__check_not_null(decode, "decode"));
-    *decode = NULL;
-    ATTUNE__TRY(attune__check_not_null(device, "device"));
     attune_decode_desc given;
     attune_transport transport;
+    if (decode)
+        *decode = NULL;
     ATTUNE__TRY(attune__desc_read(&given, sizeof given, desc, sizeof given, "desc"));
     ATTUNE__TRY(attune__distributed_transport(given.transport, &transport));
+    ATTUNE__TRY(attune__distributed_begin_create(&transport, device, decode, "decode"));
     attune_decode *made = attune__alloc(&device->host.allocator, 1, sizeof *made);
     if (!made) {
         transport.abort(transport.user);
@@ -234,7 +235,7 @@ attune_status attune_decode_create(attune_device *device, const attune_decode_de
         status = prepare(made, &given, &hash);
     status = attune__distributed_agree(&made->base, hash, status);
     if (status == ATTUNE_OK)
-        *decode = made;
+        *decode = made; /* NOLINT(clang-analyzer-core.NullDereference): NULL was refused */
     else
         attune_decode_destroy(made);
     return status;

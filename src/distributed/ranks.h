@@ -218,8 +218,13 @@ static inline int64_t attune__transfer_row(const attune_distributed *d, uint32_t
     return head_dim * (d->token_major ? d->shape.kv_heads : 1);
 }
 
-/* Checks a transport, and copies it. */
+/* Copies a transport, and checks what this rank needs to tell others of an error. */
 attune_status attune__distributed_transport(const attune_transport *given, attune_transport *t);
+/* Checks the rest of it. */
+attune_status attune__distributed_check_transport(const attune_transport *t);
+/* Checks the arguments without which there is no object, and tells the others if one is NULL. `name`: of `object`. */
+attune_status attune__distributed_begin_create(const attune_transport *t, const attune_device *device,
+                                               const void *object, const char *name);
 /* The score expression as the rank's calls evaluate it, retained. */
 attune_status attune__distributed_score(const attune_distributed *d, const attune_expr *score, attune_expr **made);
 /* Adds what every rank must have alike. */
