@@ -160,9 +160,8 @@ uint32_t attune__distributed_list(const attune__distributed_call *c, const attun
     return listed;
 }
 
-/* `failures`: of the thread before the callback, which may have called attune. */
-static attune_status exchange_failed(const attune_transport *t, const char *name, attune_status status,
-                                     uint64_t failures)
+attune_status attune__distributed_callback_failed(const attune_transport *t, const char *name, attune_status status,
+                                                  uint64_t failures)
 {
     const char *why = attune__failures() == failures ? "" : attune_last_error();
     return attune__fail(status, "transport.%s failed on rank %u with %s%s%s", name, t->rank,
@@ -196,7 +195,7 @@ attune_status attune__distributed_exchange(const attune__distributed_call *c, ui
         ATTUNE__TRY(stage(c, sends, receives));
     const uint64_t failures = attune__failures();
     const attune_status status = t->exchange(t->user, messages, sends, messages + sends, receives, c->queue);
-    return status == ATTUNE_OK ? status : exchange_failed(t, "exchange", status, failures);
+    return status == ATTUNE_OK ? status : attune__distributed_callback_failed(t, "exchange", status, failures);
 }
 
 attune_status attune__distributed_lend(const attune__distributed_call *c, attune_message *messages, uint32_t sends,
@@ -206,7 +205,7 @@ attune_status attune__distributed_lend(const attune__distributed_call *c, attune
     ATTUNE__TRY(attune__device_check(c->d->device));
     const uint64_t failures = attune__failures();
     const attune_status status = t->lend(t->user, messages, sends, messages + sends, receives, c->queue);
-    return status == ATTUNE_OK ? status : exchange_failed(t, "lend", status, failures);
+    return status == ATTUNE_OK ? status : attune__distributed_callback_failed(t, "lend", status, failures);
 }
 
 static uint32_t list_keys(const attune__distributed_call *c, const attune__transfer *transfers, size_t count, int part,
@@ -237,7 +236,7 @@ attune_status attune__distributed_finish(const attune__distributed_call *c)
     const attune_status status = t->finish ? t->finish(t->user, c->queue) : ATTUNE_OK;
     const attune_distributed *d = c->d;
     if (status != ATTUNE_OK)
-        return exchange_failed(t, "finish", status, failures);
+        return attune__distributed_callback_failed(t, "finish", status, failures);
     ATTUNE__TRY(attune__device_check(d->device));
     return d->staging && d->received ? d->device->backend->copy(c->queue, d->copies, d->received, true) : ATTUNE_OK;
 }

@@ -462,12 +462,12 @@ attune_status attune__distributed_agree(attune_distributed *d, attune__hash hash
         t->abort(t->user);
         return ATTUNE_OUT_OF_HOST_MEMORY;
     }
+    const uint64_t failures = attune__failures();
     const attune_status gathered = t->gather(t->user, &mine, all, sizeof mine);
+    if (status == ATTUNE_OK && gathered != ATTUNE_OK)
+        status = attune__distributed_callback_failed(t, "gather", gathered, failures);
     if (gathered != ATTUNE_OK)
         t->abort(t->user);
-    if (status == ATTUNE_OK && gathered != ATTUNE_OK)
-        status = attune__fail(gathered, "transport.gather failed on rank %u with %s", t->rank,
-                              attune_status_string(gathered));
     for (uint32_t r = 0; status == ATTUNE_OK && r < t->size; r++)
         if (all[r].status != ATTUNE_OK)
             status = attune__fail((attune_status)all[r].status, "rank %u failed with %s: see its message", r,

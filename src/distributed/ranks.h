@@ -272,6 +272,9 @@ attune_tensor attune__distributed_keys(const attune__distributed_call *c, uint64
 /* Some keys of such a tensor. */
 attune_tensor attune__distributed_slice(const attune_tensor *t, int64_t start, int64_t count);
 
+/* The error of a callback that failed. `failures`: of the thread before it, which may have called attune. */
+attune_status attune__distributed_callback_failed(const attune_transport *t, const char *name, attune_status status,
+                                                  uint64_t failures);
 /* The address of a message's bytes; NULL if they are not in host memory. */
 void *attune__distributed_memory(const attune_buffer *buffer, uint64_t offset);
 /* Lists the messages of the transfers of a peer, the next of which is *next: k, then v, of the call's heads. Returns

@@ -173,6 +173,14 @@ static attune_status echo(void *user, const void *mine, void *all, size_t size)
     return ATTUNE_OK;
 }
 
+/* Leaves a message. */
+static attune_status no_gather(void *user, const void *mine, void *all, size_t size)
+{
+    (void)user, (void)mine, (void)all, (void)size;
+    (void)attune_buffer_read(NULL, 0, NULL, 1);
+    return ATTUNE_IO;
+}
+
 static attune_status no_exchange(void *user, const attune_message *sends, uint32_t send_count,
                                  const attune_message *receives, uint32_t receive_count, attune_queue *queue)
 {
@@ -251,4 +259,20 @@ Test(distributed_create, decode_out_of_memory)
             cr_assert(status == ATTUNE_OUT_OF_HOST_MEMORY || status == ATTUNE_OUT_OF_DEVICE_MEMORY, "%s",
                       attune_last_error());
         }
+}
+
+/* The message has that of gather, as with the other callbacks. */
+Test(distributed_create, gather_fails)
+{
+    int aborts = 0;
+    attune_instance *instance;
+    attune_transport transport = {
+        .struct_size = sizeof transport, .size = 2, .gather = no_gather, .exchange = no_exchange, .abort = count_abort};
+    cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
+    cr_expect_eq(create_decode(instance, &transport, &aborts, NULL, 0), ATTUNE_IO);
+    cr_expect(strstr(attune_last_error(), "transport.gather failed on rank 0") &&
+                  strstr(attune_last_error(), "buffer is NULL"),
+              "%s", attune_last_error());
+    cr_expect_eq(aborts, 1);
+    attune_instance_destroy(instance);
 }
