@@ -568,12 +568,43 @@ static attune_status check(attune_distributed *d, const attune_distributed_desc 
     return attune__shape_from_problem(p, &d->shape);
 }
 
+/* Whether this rank has, or fetches, all keys that its rows compute: those of another mask would be left out. */
+static attune_status check_keys(const attune_distributed *d, const attune_partition *p, const attune_mask *mask)
+{
+    const attune_allocator *allocator = &d->device->host.allocator;
+    const uint32_t r = d->transport.rank;
+    const attune__run_view lists[] = {attune__runs_of(&p->keys, r), attune__runs_of(&p->needs, r)};
+    const int64_t block = mask->kv_block;
+    int64_t missing = -1;
+    uint64_t *needed = attune__alloc_raw(allocator, attune__needed_words(mask), sizeof *needed);
+    if (!needed)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    attune__find_needed(mask, attune__runs_of(&p->rows, r), needed);
+    for (size_t l = 0; l < sizeof lists / sizeof *lists; l++)
+        for (size_t i = 0; i < lists[l].count; i++) {
+            const attune_run *run = &lists[l].items[i];
+            for (int64_t c = run->start / block; c * block < run->start + run->count; c++)
+                needed[c / 64] &= ~(UINT64_C(1) << c % 64);
+        }
+    for (int64_t c = 0; c < mask->kv_blocks && missing < 0; c++)
+        if (needed[c / 64] >> c % 64 & 1)
+            missing = c * block;
+    attune__free(allocator, needed);
+    if (missing < 0)
+        return ATTUNE_OK;
+    return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                        "desc.mask lets rows of rank %u see keys from %lld on, which desc.partition does not bring "
+                        "there: pass the mask that it was made of",
+                        r, (long long)missing);
+}
+
 static attune_status prepare(attune_distributed *d, const attune_distributed_desc *desc, attune__hash *hash)
 {
     uint64_t partition[2];
     attune_problem problem;
     ATTUNE__TRY(attune__distributed_check_transport(&d->transport));
     ATTUNE__TRY(check(d, desc, &problem));
+    ATTUNE__TRY(check_keys(d, desc->partition, desc->mask));
     ATTUNE__TRY(make_masks(d, desc->partition, desc->mask, desc->overlap));
     ATTUNE__TRY(make_plan(d, &problem, desc->options));
     ATTUNE__TRY(make_transfers(d, desc->partition));

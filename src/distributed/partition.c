@@ -295,14 +295,16 @@ static attune_status deal_all(maker *m)
 
 /* ------------------------------------------------------------------------------------------------------------ needs */
 
-/* Lists the keys of other ranks in blocks that rank r's rows compute, whose bits are set in `needed`. */
-static bool find_needs(maker *m, uint32_t r, uint64_t *needed)
+size_t attune__needed_words(const attune_mask *mask)
 {
-    attune_partition *p = m->made;
-    const attune_mask *mask = m->mask;
-    memset(needed, 0, (size_t)ceil_div(mask->kv_blocks, 64) * sizeof *needed);
-    for (size_t i = p->rows.offsets[r]; i < p->rows.offsets[r + 1]; i++) {
-        const attune_run *run = &p->rows.items[i];
+    return (size_t)ceil_div(mask->kv_blocks, 64);
+}
+
+void attune__find_needed(const attune_mask *mask, attune__run_view rows, uint64_t *needed)
+{
+    memset(needed, 0, attune__needed_words(mask) * sizeof *needed);
+    for (size_t i = 0; i < rows.count; i++) {
+        const attune_run *run = &rows.items[i];
         const int64_t first = run->start / mask->q_block, end = ceil_div(run->start + run->count, mask->q_block);
         for (int64_t plane = 0; plane < mask->stored_batch * mask->stored_heads; plane++)
             for (int64_t row = first; row < end; row++) {
@@ -310,6 +312,14 @@ static bool find_needs(maker *m, uint32_t r, uint64_t *needed)
                 add_list(&mask->full_kv, plane * mask->q_blocks + row, 1, needed);
             }
     }
+}
+
+/* Lists the keys of other ranks in blocks that rank r's rows compute, whose bits are set in `needed`. */
+static bool find_needs(maker *m, uint32_t r, uint64_t *needed)
+{
+    attune_partition *p = m->made;
+    const attune_mask *mask = m->mask;
+    attune__find_needed(mask, attune__runs_of(&p->rows, r), needed);
     runs_begin(&p->needs, r);
     const int64_t blocks = p->chunk / mask->kv_block;
     for (int64_t c = 0; c < mask->kv_blocks; c++) {
@@ -328,7 +338,7 @@ static bool find_needs(maker *m, uint32_t r, uint64_t *needed)
 static attune_status find_all_needs(maker *m)
 {
     const attune_allocator *allocator = &m->made->allocator;
-    uint64_t *needed = attune__alloc_raw(allocator, (size_t)ceil_div(m->mask->kv_blocks, 64), sizeof *needed);
+    uint64_t *needed = attune__alloc_raw(allocator, attune__needed_words(m->mask), sizeof *needed);
     if (!needed)
         return ATTUNE_OUT_OF_HOST_MEMORY;
     bool done = true;

@@ -55,6 +55,11 @@ static inline int64_t attune__runs_length(attune__run_view runs)
     return sum;
 }
 
+/* Sets the bits of the key blocks that rows compute, one for each block column, and clears the others; `needed` has so
+ * many words. */
+size_t attune__needed_words(const attune_mask *mask);
+void attune__find_needed(const attune_mask *mask, attune__run_view rows, uint64_t *needed);
+
 /* The keys, in chunks, that the rows of each chunk need: a bit for each. */
 typedef struct attune__needs {
     int64_t keys, words;

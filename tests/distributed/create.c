@@ -162,6 +162,39 @@ Test(distributed_create, a_mistake_of_one_rank, .timeout = 60)
     attune_instance_destroy(g.instance);
 }
 
+/* A mask whose rows need keys that the partition does not bring to them is refused; one that needs fewer is not. */
+Test(distributed_create, mask_of_another_partition, .timeout = 60)
+{
+    static const struct {
+        const char *mask, *partition;
+        bool good;
+    } rows[] = {
+        {"q >= kv", "q >= kv && q - kv < 8", false},
+        {"q >= kv && q - kv < 8", "q >= kv", true},
+        {"q >= kv || q == 95 && kv == 95", "q >= kv", true},
+        {"q >= kv || q == 0 && kv == 95", "q >= kv", false},
+    };
+    static group g;
+    cr_assert_eq(attune_instance_create(NULL, &g.instance), ATTUNE_OK);
+    cr_assert_eq(attune_threads_init(&g.threads, RANKS), ATTUNE_OK);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        uint32_t named = 0;
+        g.mask = make_mask(g.instance, rows[i].mask);
+        g.partition = make_mask(g.instance, rows[i].partition);
+        run(&g);
+        for (uint32_t r = 0; r < RANKS; r++) {
+            cr_expect_eq(g.status[r], rows[i].good ? ATTUNE_OK : ATTUNE_INVALID_ARGUMENT, "row %zu, rank %u: %s", i, r,
+                         g.message[r]);
+            named += strstr(g.message[r], "pass the mask that it was made of") != NULL;
+        }
+        cr_expect_eq(named > 0, !rows[i].good);
+        attune_mask_destroy(g.mask);
+        attune_mask_destroy(g.partition);
+    }
+    attune_threads_finish(&g.threads);
+    attune_instance_destroy(g.instance);
+}
+
 /* ------------------------------------------------------------------------------------------------ one rank of two */
 
 /* gather of rank 0 of 2, where the other sends the same. */
