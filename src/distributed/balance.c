@@ -32,13 +32,14 @@ void attune__deal_striped(attune__deal *deal)
         deal->rank[i] = (uint32_t)(i % deal->ranks);
 }
 
-/* Fills ranks one after another up to a load; false if chunks are left. */
+/* Fills ranks one after another up to a load, with a chunk left for each that follows; false if chunks are left. */
 static bool cut_at(attune__deal *deal, int64_t most, int64_t load)
 {
     int64_t next = 0;
     for (uint32_t r = 0; r < deal->ranks; r++) {
-        int64_t sum = 0;
-        for (const int64_t end = next + most; next < deal->count && next < end && deal->work[next] <= load - sum;) {
+        const int64_t first = next, spare = deal->count - (deal->ranks - 1 - r);
+        const int64_t end = spare <= first ? first + 1 : spare < first + most ? spare : first + most;
+        for (int64_t sum = 0; next < deal->count && next < end && deal->work[next] <= load - sum;) {
             sum += deal->work[next];
             deal->rank[next++] = r;
         }

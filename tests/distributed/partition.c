@@ -162,8 +162,14 @@ static void check_partition(attune_instance *instance, const attune_mask *mask, 
     } else if (desc->layout != ATTUNE_LAYOUT_ZIGZAG) {
         cr_assert_leq(most, stats.chunk * fair);
     }
-    for (uint32_t r = 0; r < desc->ranks; r++)
+    for (uint32_t r = 0; r < desc->ranks; r++) {
         check_rank(partition, &l, r, row_of, key_of, stats.partial_cost);
+        const attune_run *runs;
+        uint32_t count;
+        cr_assert_eq(attune_partition_runs(partition, r, ATTUNE_RUN_ROWS, &runs, &count), ATTUNE_OK);
+        cr_assert(count || chunks < desc->ranks, "%lld chunks, but rank %u of %u has no rows in layout %d",
+                  (long long)chunks, r, desc->ranks, (int)desc->layout);
+    }
     /* Any rank computes the same. */
     uint64_t hash[2], same[2];
     cr_assert_eq(attune_partition_create(instance, desc, mask, &again), ATTUNE_OK);
