@@ -42,7 +42,7 @@ typedef struct attune_partition_desc {
     uint32_t ranks; /* 1 to ATTUNE_MAX_RANKS */
     attune_layout layout;
     /* Rows of a chunk, a multiple of the mask's q_block and kv_block; the last chunk may be shorter. 0 = about a
-     * 64th of a rank's rows or a block, fewer where larger chunks cannot be balanced. */
+     * 64th of a rank's rows or a block, fewer where larger chunks cannot be balanced; the fewest with CUT. */
     int64_t chunk;
     /* Time of a partial block as a multiple of that of a full block, 0.01 to 100. 0 = estimated from the instructions
      * of the mask expression, against head_dim 128. */
@@ -65,8 +65,9 @@ typedef struct attune_partition attune_partition;
  * same position. Otherwise keys are dealt by the same layout, and contiguously with BALANCED and CUT. Ranks may be left
  * without rows or keys if there are fewer chunks than ranks. A rank with rows but no keys, whose rows need none, is
  * given the first block of keys to fetch, because a call has at least one key. The work of a rank is the cost of the
- * blocks of its rows, over all batches and heads. UNSUPPORTED for masks whose lists are on a device
- * (attune_mask_create_tensor). The mask is not needed afterwards.
+ * blocks of its rows, over all batches and heads of the mask's lists: a list that they share counts once
+ * (attune_mask_lists). UNSUPPORTED for masks whose lists are on a device (attune_mask_create_tensor). The mask is not
+ * needed afterwards.
  */
 ATTUNE_API attune_status attune_partition_create(attune_instance *instance, const attune_partition_desc *desc,
                                                  const attune_mask *mask, attune_partition **partition);
