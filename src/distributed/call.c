@@ -93,16 +93,37 @@ static attune_status check_sent(const attune__distributed_call *c, const char *n
     return ATTUNE_OK;
 }
 
+attune_status attune__distributed_check_args(const attune_forward_args *a, const char *mask)
+{
+    const char *name = a->mask                           ? mask
+                       : a->row_max.buffer               ? "row_max"
+                       : a->cache                        ? "cache"
+                       : a->batch                        ? "batch"
+                       : a->segments || a->segment_count ? "segments"
+                                                         : NULL;
+    return name ? attune__fail(ATTUNE_INVALID_ARGUMENT,
+                               "args.%s is set, which several ranks do not have: leave it NULL", name)
+                : ATTUNE_OK;
+}
+
+attune_status attune__distributed_check_workspace(const attune__distributed_call *c)
+{
+    const attune_distributed *d = c->d;
+    if (!d->workspace)
+        return ATTUNE_OK;
+    ATTUNE__TRY(attune__workspace_check(d->device, c->workspace, c->workspace_offset, d->workspace, "the rank"));
+    if (c->workspace->misalignment)
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "args.workspace begins %u bytes after a multiple of 8, expected memory aligned to 8 bytes",
+                            c->workspace->misalignment);
+    return ATTUNE_OK;
+}
+
 attune_status attune__distributed_check(attune__distributed_call *c, const attune_tensor *k, const attune_tensor *v)
 {
     const attune_distributed *d = c->d;
     const attune__shape *s = &d->shape;
-    if (d->workspace)
-        ATTUNE__TRY(attune__workspace_check(d->device, c->workspace, c->workspace_offset, d->workspace, "the rank"));
-    if (d->workspace && c->workspace->misalignment)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT,
-                            "args.workspace begins %u bytes after a multiple of 8, expected memory aligned to 8 bytes",
-                            c->workspace->misalignment);
+    ATTUNE__TRY(attune__distributed_check_workspace(c));
     const int64_t others = d->parts[ATTUNE__OTHERS].keys;
     c->k[ATTUNE__OWN] = *k;
     c->v[ATTUNE__OWN] = *v;

@@ -563,19 +563,11 @@ static attune_status check(call *c)
     const attune__shape *s = &d->shape;
     const attune_forward_args *a = &c->args;
     const int64_t keys = keys_of(c->d, d->transport.rank, c->kv_len);
-    if (a->mask || a->segments || a->segment_count || a->row_max.buffer || a->cache || a->batch)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT,
-                            "args has mask, segments, row_max, cache or batch, which decode over ranks does not: leave "
-                            "them NULL");
+    ATTUNE__TRY(attune__distributed_check_args(a, "mask (a score of -inf forbids a pair)"));
     if (c->kv_len < 1 || c->kv_len > s->kv_len)
         return attune__fail(ATTUNE_INVALID_ARGUMENT, "kv_len is %lld, expected 1 to problem.kv_len, %lld",
                             (long long)c->kv_len, (long long)s->kv_len);
-    if (d->workspace)
-        ATTUNE__TRY(attune__workspace_check(d->device, a->workspace, a->workspace_offset, d->workspace, "the rank"));
-    if (d->workspace && a->workspace->misalignment)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT,
-                            "args.workspace begins %u bytes after a multiple of 8, expected memory aligned to 8 bytes",
-                            a->workspace->misalignment);
+    ATTUNE__TRY(attune__distributed_check_workspace(&c->base));
     if (keys && (a->k.rank != 4 || a->k.size[2] != keys))
         return attune__fail(ATTUNE_INVALID_ARGUMENT,
                             "k has %lld keys, but of %lld keys rank %u of %u has %lld, in chunks of %lld",

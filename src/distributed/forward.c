@@ -13,13 +13,7 @@ typedef struct call {
 static attune_status check(call *c)
 {
     const attune_forward_args *a = &c->args;
-    if (a->mask || a->segments || a->segment_count || a->row_max.buffer || a->cache || a->batch)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT, "args.%s is set, which several ranks do not have: leave it NULL",
-                            a->mask             ? "mask (that of the description is used)"
-                            : a->row_max.buffer ? "row_max"
-                            : a->cache          ? "cache"
-                            : a->batch          ? "batch"
-                                                : "segments");
+    ATTUNE__TRY(attune__distributed_check_args(a, "mask (that of the description is used)"));
     return attune__distributed_check(&c->base, &a->k, &a->v);
 }
 

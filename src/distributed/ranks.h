@@ -265,6 +265,9 @@ attune_status attune__distributed_usable(const attune_distributed *d);
 attune_status attune__distributed_begin(const attune__distributed_call *c, attune_direction direction);
 /* Ends a call: one that failed aborts the transport. */
 attune_status attune__distributed_end(attune__distributed_call *c, attune_status status, attune_completion *completion);
+/* Refuses what several ranks do not have; `mask`: the name, with what to use instead. */
+attune_status attune__distributed_check_args(const attune_forward_args *a, const char *mask);
+attune_status attune__distributed_check_workspace(const attune__distributed_call *c);
 /* Checks the workspace, and k and v of this rank; fills k and v. */
 attune_status attune__distributed_check(attune__distributed_call *c, const attune_tensor *k, const attune_tensor *v);
 /* Checks the sizes of a tensor of the own keys. */

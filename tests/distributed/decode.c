@@ -374,3 +374,139 @@ Test(distributed_decode, a_rank_fails, .timeout = 60)
         sharing_close(s);
     }
 }
+
+/* -------------------------------------------------------------------------------------------------------- arguments */
+
+/* gather of one rank. */
+static attune_status copy_mine(void *user, const void *mine, void *all, size_t size)
+{
+    (void)user;
+    memcpy(all, mine, size);
+    return ATTUNE_OK;
+}
+
+static attune_status no_exchange(void *user, const attune_message *sends, uint32_t send_count,
+                                 const attune_message *receives, uint32_t receive_count, attune_queue *queue)
+{
+    (void)user, (void)sends, (void)send_count, (void)receives, (void)receive_count, (void)queue;
+    return ATTUNE_OK;
+}
+
+static void count_abort(void *user)
+{
+    ++*(int *)user;
+}
+
+typedef enum argument {
+    GOOD,
+    MASK,
+    SEGMENTS,
+    ROW_MAX,
+    CACHE,
+    BATCH,
+    Q_GAP,
+    K_COUNT,
+    WORKSPACE,
+    ODD_WORKSPACE
+} argument;
+
+static void break_argument(argument which, const attune_mask *mask, attune_buffer *odd, attune_forward_args *a)
+{
+    static const attune_segment segment;
+    static const attune_cache cache;
+    static const attune_batch batch;
+    if (which == MASK)
+        a->mask = mask;
+    if (which == SEGMENTS)
+        a->segments = &segment;
+    if (which == ROW_MAX)
+        a->row_max = a->o;
+    if (which == CACHE)
+        a->cache = &cache;
+    if (which == BATCH)
+        a->batch = &batch;
+    if (which == Q_GAP)
+        a->q.stride[1] = 16 * 2;
+    if (which == K_COUNT)
+        a->k.size[2]--;
+    if (which == WORKSPACE)
+        a->workspace = NULL;
+    if (which == ODD_WORKSPACE)
+        a->workspace = odd;
+}
+
+/* The message says which argument is bad. */
+Test(distributed_decode, arguments)
+{
+    static const struct {
+        argument which;
+        const char *words;
+    } rows[] = {
+        {GOOD, ""},
+        {MASK, "args.mask (a score of -inf forbids a pair) is set"},
+        {SEGMENTS, "args.segments is set"},
+        {ROW_MAX, "args.row_max is set"},
+        {CACHE, "args.cache is set"},
+        {BATCH, "args.batch is set"},
+        {Q_GAP, "q.stride[1] is 32, expected 16"},
+        {K_COUNT, "k has 49 keys, but of 50 keys rank 0 of 1 has 50"},
+        {WORKSPACE, "args.workspace is NULL"},
+        {ODD_WORKSPACE, "args.workspace begins 4 bytes after a multiple of 8"},
+    };
+    enum { HEADS = 2, KEYS = 50, COLUMNS = 16 };
+    static float q[2 * HEADS * COLUMNS], k[HEADS * KEYS * COLUMNS], o[HEADS * COLUMNS];
+    int aborts = 0, failed = 0;
+    static sharing s;
+    sharing_open(&s);
+    attune_expr *all;
+    attune_mask *mask;
+    const attune_mask_desc mask_desc = {.struct_size = sizeof mask_desc, .q_len = 1, .kv_len = KEYS};
+    cr_assert_eq(attune_expr_create(s.instance, ATTUNE_EXPR_MASK, "true", NULL, 0, &all), ATTUNE_OK);
+    cr_assert_eq(attune_mask_create(s.instance, &mask_desc, all, NULL, 0, NULL, 0, &mask), ATTUNE_OK);
+    const attune_transport transport = {.struct_size = sizeof transport,
+                                        .size = 1,
+                                        .user = &aborts,
+                                        .gather = copy_mine,
+                                        .exchange = no_exchange,
+                                        .abort = count_abort};
+    const attune_problem problem = {
+        .struct_size = sizeof problem, .heads = HEADS, .head_dim = COLUMNS, .q_len = 1, .kv_len = KEYS};
+    const attune_decode_desc desc = {.struct_size = sizeof desc, .transport = &transport, .problem = &problem};
+    attune_tensor t_q = {.dtype = ATTUNE_F32, .rank = 4, .size = {1, HEADS, 1, COLUMNS}}, t_o = t_q, t_k = t_q;
+    t_q.stride[0] = HEADS * COLUMNS;
+    t_q.stride[1] = t_q.stride[2] = COLUMNS;
+    t_q.stride[3] = 1;
+    t_k.size[2] = KEYS;
+    cr_assert_eq(attune_buffer_wrap(s.device, q, sizeof q, &t_q.buffer), ATTUNE_OK);
+    cr_assert_eq(attune_buffer_wrap(s.device, k, sizeof k, &t_k.buffer), ATTUNE_OK);
+    cr_assert_eq(attune_buffer_wrap(s.device, o, sizeof o, &t_o.buffer), ATTUNE_OK);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        attune_decode *decode;
+        attune_buffer *workspace, *odd;
+        cr_assert_eq(attune_decode_create(s.device, &desc, &decode), ATTUNE_OK, "%s", attune_last_error());
+        const uint64_t bytes = attune_decode_workspace_size(decode);
+        char *memory = malloc(bytes + 8);
+        cr_assert(memory);
+        cr_assert_eq(attune_buffer_wrap(s.device, memory, bytes, &workspace), ATTUNE_OK);
+        cr_assert_eq(attune_buffer_wrap(s.device, memory + 4, bytes, &odd), ATTUNE_OK);
+        attune_forward_args args = {
+            .struct_size = sizeof args, .q = t_q, .k = t_k, .v = t_k, .o = t_o, .workspace = workspace};
+        break_argument(rows[i].which, mask, odd, &args);
+        const attune_status status =
+            attune_distributed_decode(decode, attune_device_queue(s.device), &args, KEYS, NULL);
+        cr_expect_eq(status, *rows[i].words ? ATTUNE_INVALID_ARGUMENT : ATTUNE_OK, "%s: %s", rows[i].words,
+                     attune_last_error());
+        cr_expect(!*rows[i].words || strstr(attune_last_error(), rows[i].words), "%s", attune_last_error());
+        cr_expect_eq(aborts, failed += *rows[i].words != 0);
+        attune_buffer_destroy(workspace);
+        attune_buffer_destroy(odd);
+        free(memory);
+        attune_decode_destroy(decode);
+    }
+    attune_buffer_destroy(t_q.buffer);
+    attune_buffer_destroy(t_k.buffer);
+    attune_buffer_destroy(t_o.buffer);
+    attune_mask_destroy(mask);
+    attune_expr_destroy(all);
+    sharing_close(&s);
+}
