@@ -319,6 +319,26 @@ attune_status attune__expr_dense(const attune_allocator *allocator, const attune
     return status;
 }
 
+attune_status attune__expr_of_q_len(const attune_allocator *allocator, const attune_expr *expr, int32_t q_len,
+                                    attune_expr **made)
+{
+    *made = NULL;
+    if (!(expr->uses & 1u << ATTUNE__VAR_Q_LEN)) {
+        *made = attune__expr_retain(expr);
+        return ATTUNE_OK;
+    }
+    attune__builder builder;
+    ATTUNE__TRY(attune__builder_init(&builder, allocator, expr->kind));
+    uint32_t number[ATTUNE_EXPR_MAX_NODES];
+    substitute_none(&builder);
+    builder.var[ATTUNE__VAR_Q_LEN] = attune__make_int(&builder, q_len);
+    attune_status status = attune__builder_import(&builder, expr, number);
+    if (status == ATTUNE_OK)
+        status = attune__builder_finish(&builder, number[expr->node_count - 1], ATTUNE_INVALID_ARGUMENT, made);
+    attune__builder_free(&builder);
+    return status;
+}
+
 attune_status attune__expr_ragged(const attune_allocator *allocator, const attune_expr *expr, attune_expr **ragged)
 {
     *ragged = NULL;

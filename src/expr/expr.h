@@ -168,6 +168,11 @@ attune_status attune__expr_shift(const attune_allocator *allocator, const attune
  */
 attune_status attune__expr_dense(const attune_allocator *allocator, const attune_expr *expr, attune_expr **dense);
 
+/* Creates the expression for one q_len, as a constant. Returns the expression itself, retained, if it does not read
+ * q_len. */
+attune_status attune__expr_of_q_len(const attune_allocator *allocator, const attune_expr *expr, int32_t q_len,
+                                    attune_expr **made);
+
 /*
  * Creates the expression for calls over a cache, where q is negative if a sequence has more rows than keys, and row is
  * no function of the others: its text in C (print.h) is valid for these.

@@ -51,6 +51,19 @@ static bool is_named(const attune_expr *expr, uint32_t index, const char *name)
     return !strcmp(expr->symbols[index].name, name);
 }
 
+/* The expression of some rows and keys. Of a slice q_len is a constant: a call has one parameter of the name, which the
+ * score expression may read with the length of the slice. */
+static attune_status gather_expression(const attune_mask *mask, attune_expr **made)
+{
+    attune_expr *of_slice = NULL;
+    if (mask->expr_q_len == mask->q_len)
+        return attune__expr_gather(&mask->allocator, mask->expr, made);
+    ATTUNE__TRY(attune__expr_of_q_len(&mask->allocator, mask->expr, mask->expr_q_len, &of_slice));
+    const attune_status status = attune__expr_gather(&mask->allocator, of_slice, made);
+    attune__expr_release(of_slice);
+    return status;
+}
+
 /* Binds the symbols of a gathered expression: the mask's own, which come first, and the positions and lengths. q is the
  * positions of the rows in the expression of the mask, which may be a slice. */
 static void bind_gathered(const attune_mask *mask, const attune_expr *expr, const int32_t *q, int64_t rows,
@@ -87,7 +100,7 @@ attune_status attune__mask_gather(const attune_mask *mask, const attune__positio
     int32_t *q = attune__alloc_raw(&mask->allocator, (size_t)rows->count, sizeof *q);
     attune_status status = q ? ATTUNE_OK : ATTUNE_OUT_OF_HOST_MEMORY;
     if (status == ATTUNE_OK && mask->expr)
-        status = attune__expr_gather(&mask->allocator, mask->expr, &expr);
+        status = gather_expression(mask, &expr);
     if (status != ATTUNE_OK)
         goto done;
     for (int64_t i = 0; i < rows->count; i++)

@@ -164,6 +164,50 @@ Test(distributed_forward, heads_in_turn)
 #undef HEADS
 }
 
+/* A mask of a longer sequence's last rows, which reads a q_len that is not the call's, as the score does. The pairs are
+ * those of the rows alone. */
+Test(distributed_forward, last_rows)
+{
+    static const attention_case c = {.name = "last_rows",
+                                     .batch = 1,
+                                     .kv_batch = 1,
+                                     .heads = 2,
+                                     .kv_heads = 1,
+                                     .q_len = 100,
+                                     .kv_len = 150,
+                                     .head_dim = 16,
+                                     .q_block = 16,
+                                     .kv_block = 16,
+                                     .mask = "(kv_len - q_len + q - kv) % 3 != 1 && kv <= kv_len - q_len + q",
+                                     .score = "score - 0.01 * (kv_len - q_len + q - kv)"};
+    static sharing s;
+    sharing_open(&s);
+    for (uint64_t i = 0; i < 10; i++) {
+        attention a;
+        failure why;
+        attune_mask *whole;
+        const attune_mask_desc desc = {
+            .struct_size = sizeof desc, .q_block = 16, .kv_block = 16, .heads = 2, .q_len = 100 + 48, .kv_len = 150};
+        const attune_mask_range last = {.struct_size = sizeof last, .q_block0 = 3};
+        s.c = &c;
+        s.ranks = 3;
+        s.calls = 2;
+        cr_assert(case_instantiate(s.instance, &c, ATTUNE_F32, test_seed() + i, &a, &why), "%s", why.message);
+        sharing_begin(&s, &a, i);
+        attune_mask_destroy(s.mask);
+        cr_assert_eq(attune_mask_create(s.instance, &desc, a.mask, NULL, 0, NULL, 0, &whole), ATTUNE_OK);
+        cr_assert_eq(attune_mask_slice(whole, &last, &s.mask), ATTUNE_OK);
+        attune_mask_destroy(whole);
+        rank_group_run(&s.group, sharing_run_rank, &s);
+        for (uint32_t r = 0; r < s.ranks; r++)
+            cr_assert_eq(s.status[r], ATTUNE_OK, "rank %u: %s", r, s.message[r]);
+        sharing_compare(&s, ATTUNE_F32);
+        sharing_end(&s);
+        case_release(&a);
+    }
+    sharing_close(&s);
+}
+
 /* 250 calls of 3 ranks whose keys arrive late. */
 Test(distributed_forward, repeats)
 {
