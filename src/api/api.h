@@ -112,6 +112,11 @@ attune_status attune__resolve_captures(const attune_plan *plan, const attune_exp
                                        const attune_capture *captures, uint32_t count,
                                        attune_tensor tensors[ATTUNE_EXPR_MAX_SYMBOLS]);
 
+/* A mask's lists depend on its parameters: fails if a call passes other values for them. `values` are those of the
+ * expression's symbols; expr may be NULL. */
+attune_status attune__check_mask_parameters(const attune_expr *expr, const attune__value *values,
+                                            const attune_parameter *parameters, uint32_t count);
+
 /* Checks the tensor of an update of a mask, which must be one of attune_mask_create_tensor, and fills in its strides.
  */
 attune_status attune__mask_update_check(const attune_mask *mask, const attune_tensor *tensor, attune_tensor *checked);

@@ -235,17 +235,15 @@ static attune_status bind_captures(const attune_plan *plan, const attune_capture
     return ATTUNE_OK;
 }
 
-/* The mask's lists depend on its parameters, so a call must not pass other values for them. */
-static attune_status check_mask_parameters(const attune_mask *mask, const attune_parameter *parameters, uint32_t count)
+attune_status attune__check_mask_parameters(const attune_expr *expr, const attune__value *values,
+                                            const attune_parameter *parameters, uint32_t count)
 {
-    if (!mask || !mask->expr)
-        return ATTUNE_OK;
-    for (uint32_t i = 0; i < mask->expr->symbol_count; i++) {
-        const attune__symbol *symbol = &mask->expr->symbols[i];
+    for (uint32_t i = 0; expr && i < expr->symbol_count; i++) {
+        const attune__symbol *symbol = &expr->symbols[i];
         if (symbol->kind != ATTUNE_SYMBOL_PARAMETER)
             continue;
         const bool whole = symbol->dtype == ATTUNE_I32;
-        const double built = whole ? (double)mask->parameters[i].i : (double)mask->parameters[i].f;
+        const double built = whole ? (double)values[i].i : (double)values[i].f;
         for (uint32_t j = 0; j < count; j++) {
             if (!parameters[j].name || strcmp(parameters[j].name, symbol->name) != 0)
                 continue;
@@ -266,7 +264,8 @@ static attune_status bind_parameters(const attune_plan *plan, const attune_param
 {
     if (count)
         ATTUNE__TRY(attune__check_not_null(parameters, "args.parameters"));
-    ATTUNE__TRY(check_mask_parameters(mask, parameters, count));
+    if (mask)
+        ATTUNE__TRY(attune__check_mask_parameters(mask->expr, mask->parameters, parameters, count));
     if (!plan->score)
         return ATTUNE_OK;
     if (range)

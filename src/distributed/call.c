@@ -124,6 +124,8 @@ attune_status attune__distributed_check(attune__distributed_call *c, const attun
     const attune_distributed *d = c->d;
     const attune__shape *s = &d->shape;
     ATTUNE__TRY(attune__distributed_check_workspace(c));
+    if (c->parameters)
+        ATTUNE__TRY(attune__check_mask_parameters(d->mask_expr, d->mask_parameters, c->parameters, c->parameter_count));
     const int64_t others = d->parts[ATTUNE__OTHERS].keys;
     c->k[ATTUNE__OWN] = *k;
     c->v[ATTUNE__OWN] = *v;

@@ -568,6 +568,21 @@ static attune_status check(attune_distributed *d, const attune_distributed_desc 
     return attune__shape_from_problem(p, &d->shape);
 }
 
+/* Calls are compared with the mask's parameters, which its parts may have no more. */
+static attune_status keep_parameters(attune_distributed *d, const attune_mask *mask)
+{
+    if (!mask->expr)
+        return ATTUNE_OK;
+    const size_t count = mask->expr->symbol_count;
+    d->mask_parameters = attune__alloc(&d->device->host.allocator, count, sizeof *d->mask_parameters);
+    if (!d->mask_parameters)
+        return ATTUNE_OUT_OF_HOST_MEMORY;
+    d->mask_expr = attune__expr_retain(mask->expr);
+    for (size_t i = 0; i < count; i++)
+        d->mask_parameters[i] = mask->parameters[i];
+    return ATTUNE_OK;
+}
+
 /* Whether this rank has, or fetches, all keys that its rows compute: those of another mask would be left out. */
 static attune_status check_keys(const attune_distributed *d, const attune_partition *p, const attune_mask *mask)
 {
@@ -605,6 +620,7 @@ static attune_status prepare(attune_distributed *d, const attune_distributed_des
     ATTUNE__TRY(attune__distributed_check_transport(&d->transport));
     ATTUNE__TRY(check(d, desc, &problem));
     ATTUNE__TRY(check_keys(d, desc->partition, desc->mask));
+    ATTUNE__TRY(keep_parameters(d, desc->mask));
     ATTUNE__TRY(make_masks(d, desc->partition, desc->mask, desc->overlap));
     ATTUNE__TRY(make_plan(d, &problem, desc->options));
     ATTUNE__TRY(make_transfers(d, desc->partition));
@@ -675,6 +691,8 @@ void attune_distributed_destroy(attune_distributed *distributed)
     attune__free(&allocator, d->messages);
     attune__free(&allocator, d->staging);
     attune__free(&allocator, d->copies);
+    attune__expr_release(d->mask_expr);
+    attune__free(&allocator, d->mask_parameters);
     attune__expr_release(d->score);
     attune__free(&allocator, d->returns);
     attune__free(&allocator, d->sums);

@@ -156,9 +156,11 @@ struct attune_distributed {
     int64_t rows, own_keys;
     attune__shape shape; /* of the problem over the whole sequence */
     attune__distributed_part parts[ATTUNE__DISTRIBUTED_PARTS];
-    attune_buffer *positions; /* i32 [rows], of the rows; NULL = their own index */
-    attune_plan *plan;        /* NULL = no rows */
-    attune__program *merger;  /* NULL = nothing to merge */
+    const attune_expr *mask_expr;   /* of the whole mask, retained, and ... */
+    attune__value *mask_parameters; /* ... what its parameters were; NULL with mask_expr NULL */
+    attune_buffer *positions;       /* i32 [rows], of the rows; NULL = their own index */
+    attune_plan *plan;              /* NULL = no rows */
+    attune__program *merger;        /* NULL = nothing to merge */
     attune__transfer *sends, *receives;
     size_t send_count, receive_count;
     attune__own_copy *own_copies; /* none: each part has its own launch */

@@ -254,6 +254,40 @@ Test(distributed_forward, a_rank_fails, .timeout = 60)
     sharing_close(&s);
 }
 
+/* A call whose parameter is not what the mask was built with, as on one device: whether the score reads it or not, and
+ * whether masks compare with intervals or are evaluated. */
+Test(distributed_forward, parameter_of_the_mask, .timeout = 60)
+{
+    static const char *const masks[] = {"q - kv < width", "(q - kv) % width < 20"};
+    static const char *const scores[] = {NULL, "score * heat", "score * width * heat"};
+    static sharing s;
+    sharing_open(&s);
+    for (int i = 0; i < 12; i++) {
+        attention_case c = attention_cases[CASE_parameter];
+        attention a;
+        failure why;
+        s.c = &c;
+        c.mask = masks[i / 2 % 2];
+        c.score = scores[i / 4];
+        s.ranks = i % 2 ? 3 : 1;
+        s.calls = 1;
+        cr_assert(case_instantiate(s.instance, &c, ATTUNE_F32, 1, &a, &why), "%s", why.message);
+        sharing_begin(&s, &a, 2);
+        a.parameters[0].value += 1;
+        rank_group_run(&s.group, sharing_run_rank, &s);
+        uint32_t named = 0;
+        for (uint32_t r = 0; r < s.ranks; r++) {
+            cr_expect_eq(s.created[r], ATTUNE_OK);
+            cr_expect_neq(s.status[r], ATTUNE_OK, "%s, %s: rank %u of %u", c.mask, c.score, r, s.ranks);
+            named += strstr(s.message[r], "args.parameters has \"width\" = 34, but args.mask") != NULL;
+        }
+        cr_expect_gt(named, 0, "%s, %s: %s", c.mask, c.score, s.message[0]);
+        sharing_end(&s);
+        case_release(&a);
+    }
+    sharing_close(&s);
+}
+
 /* A rank with another problem is refused by all, before any call. */
 Test(distributed_forward, a_rank_differs, .timeout = 60)
 {
