@@ -125,7 +125,8 @@ static inline void attune_mpi_abort(void *user)
 /*
  * Fills a transport. The communicator remains the engine's, which uses `tag` for nothing else in it; *mpi must outlive
  * the transport, and may serve several objects whose calls do not overlap. transport->abort is MPI_Abort, which ends
- * all processes: an engine that recovers sets its own. A failing call of MPI ends the process too, unless the engine
+ * all processes: an engine that recovers sets its own, which also ends the requests of *mpi that are under way, since
+ * they read and write memory that the engine then frees. A failing call of MPI ends the process too, unless the engine
  * set MPI_ERRORS_RETURN. Memory for requests grows in the first calls.
  */
 static inline attune_status attune_mpi_transport(MPI_Comm comm, int tag, attune_mpi *mpi, attune_transport *transport)

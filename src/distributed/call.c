@@ -17,9 +17,9 @@ attune_status attune__distributed_begin(const attune__distributed_call *c, attun
     const attune_direction made = c->d->shape.direction;
     ATTUNE__TRY(attune__queue_check(c->queue, c->d->device, "distributed"));
     if (made != direction)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT, "problem.direction is %s, this call is %s",
-                            made == ATTUNE_FORWARD ? "forward" : "backward",
-                            direction == ATTUNE_FORWARD ? "forward" : "backward");
+        return attune__fail(
+            ATTUNE_INVALID_ARGUMENT, "problem.direction is %s, this call is %s: make an object of this direction",
+            made == ATTUNE_FORWARD ? "forward" : "backward", direction == ATTUNE_FORWARD ? "forward" : "backward");
     return ATTUNE_OK;
 }
 
@@ -99,6 +99,7 @@ attune_status attune__distributed_check_args(const attune_forward_args *a, const
                        : a->row_max.buffer               ? "row_max"
                        : a->cache                        ? "cache"
                        : a->batch                        ? "batch"
+                       : a->schedule                     ? "schedule"
                        : a->segments || a->segment_count ? "segments"
                                                          : NULL;
     return name ? attune__fail(ATTUNE_INVALID_ARGUMENT,

@@ -544,7 +544,8 @@ static attune_status check(attune_distributed *d, const attune_distributed_desc 
                             "desc.overlap is %d, expected ATTUNE_OVERLAP_AUTO, _ON, _OFF, _HEADS or _READ",
                             (int)desc->overlap);
     if (partition->ranks != d->transport.size)
-        return attune__fail(ATTUNE_INVALID_ARGUMENT, "desc.partition is of %u ranks, desc.transport of %u",
+        return attune__fail(ATTUNE_INVALID_ARGUMENT,
+                            "desc.partition is of %u ranks, desc.transport of %u: make the partition of as many ranks",
                             partition->ranks, d->transport.size);
     if (mask->from_tensor || partition->q_len != mask->q_len || partition->kv_len != mask->kv_len ||
         partition->q_block != mask->q_block || partition->kv_block != mask->kv_block)

@@ -456,8 +456,10 @@ attune_status attune_partition_create(attune_instance *instance, const attune_pa
         return attune__fail(ATTUNE_INVALID_ARGUMENT,
                             "mask is NULL: for every pair, pass a mask of the expression \"true\"");
     if (mask->from_tensor)
-        return attune__fail(ATTUNE_UNSUPPORTED,
-                            "mask is computed from a tensor on a device: its lists cannot be dealt to ranks");
+        return attune__fail(
+            ATTUNE_UNSUPPORTED,
+            "mask is computed from a tensor on a device: its lists cannot be dealt to ranks, make one of an "
+            "expression, of lists or of an array in host memory");
     maker m = {.mask = mask, .unit = lowest_multiple(mask->q_block, mask->kv_block)};
     ATTUNE__TRY(read_desc(desc, mask, m.unit, &m.desc));
     const attune_allocator allocator = instance->host.allocator;

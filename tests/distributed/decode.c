@@ -404,6 +404,7 @@ typedef enum argument {
     ROW_MAX,
     CACHE,
     BATCH,
+    SCHEDULE,
     Q_GAP,
     K_COUNT,
     WORKSPACE,
@@ -425,6 +426,8 @@ static void break_argument(argument which, const attune_mask *mask, attune_buffe
         a->cache = &cache;
     if (which == BATCH)
         a->batch = &batch;
+    if (which == SCHEDULE)
+        a->schedule = a->workspace;
     if (which == Q_GAP)
         a->q.stride[1] = 16 * 2;
     if (which == K_COUNT)
@@ -448,6 +451,7 @@ Test(distributed_decode, arguments)
         {ROW_MAX, "args.row_max is set"},
         {CACHE, "args.cache is set"},
         {BATCH, "args.batch is set"},
+        {SCHEDULE, "args.schedule is set"},
         {Q_GAP, "q.stride[1] is 32, expected 16"},
         {K_COUNT, "k has 49 keys, but of 50 keys rank 0 of 1 has 50"},
         {WORKSPACE, "args.workspace is NULL"},
