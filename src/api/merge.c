@@ -152,12 +152,12 @@ static attune_status check_o(const attune_merger *merger, bool writable, attune_
 static attune_status check_part(const attune_merger *merger, const attune_tensor *o, attune__merge_part *part)
 {
     const attune_dtype real = attune__merge_dtype(o->dtype);
-    ATTUNE__TRY(check_tensor(merger, "parts[].o", part->o.dtype == real ? real : o->dtype, 4, false, o, &part->o));
-    ATTUNE__TRY(check_tensor(merger, "parts[].lse", real, 3, false, o, &part->lse));
+    ATTUNE__TRY(check_tensor(merger, "part.o", part->o.dtype == real ? real : o->dtype, 4, false, o, &part->o));
+    ATTUNE__TRY(check_tensor(merger, "part.lse", real, 3, false, o, &part->lse));
     if (part->d_o.buffer)
-        ATTUNE__TRY(check_tensor(merger, "parts[].d_o", part->o.dtype, 4, true, o, &part->d_o));
+        ATTUNE__TRY(check_tensor(merger, "part.d_o", part->o.dtype, 4, true, o, &part->d_o));
     if (part->d_lse.buffer)
-        ATTUNE__TRY(check_tensor(merger, "parts[].d_lse", real, 3, true, o, &part->d_lse));
+        ATTUNE__TRY(check_tensor(merger, "part.d_lse", real, 3, true, o, &part->d_lse));
     return ATTUNE_OK;
 }
 
@@ -194,7 +194,8 @@ static attune_status resolve_part(const part_source *g, uint32_t index, bool bac
         part->d_o = g->parts[index].d_o;
         part->d_lse = g->parts[index].d_lse;
     }
-    return check_part(g->merger, g->o, part);
+    const attune_status status = check_part(g->merger, g->o, part);
+    return status == ATTUNE_OK ? ATTUNE_OK : attune__fail_context(status, "args.parts[%u]", index);
 }
 
 /* attune__merge_part_fn. The part was checked before. */

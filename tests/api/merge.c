@@ -444,11 +444,13 @@ Test(merge, arguments)
     WRONG(out_lse.size[1], 1, "lse.size[1] is 1, expected that of o");
     for (int i = 0; i < 4; i++) {
         char words[64];
-        snprintf(words, sizeof words, "parts[].o.size[%d] is 1, expected that of o", i);
+        snprintf(words, sizeof words, "args.parts[1]: part.o.size[%d] is 1, expected that of o", i);
         WRONG(parts[1].o.size[i], 1, words);
     }
-    WRONG(parts[1].o.dtype, ATTUNE_F16, "parts[].o.dtype is f16 (2), expected bf16");
-    WRONG(parts[m.count - 1].lse.buffer, NULL, "parts[].lse.buffer is NULL");
+    WRONG(parts[1].o.dtype, ATTUNE_F16, "args.parts[1]: part.o.dtype is f16 (2), expected bf16");
+    char last[64];
+    snprintf(last, sizeof last, "args.parts[%u]: part.lse.buffer is NULL", m.count - 1);
+    WRONG(parts[m.count - 1].lse.buffer, NULL, last);
     WRONG(workspace, NULL, "args.workspace is NULL");
     WRONG(workspace, m.out_lse.buffer, "the merge (attune_merger_workspace_size) needs");
     const uint64_t wanted = attune_merger_workspace_size(m.merger, &m.out, m.count);
@@ -495,7 +497,8 @@ Test(merge, arguments)
     back.workspace_offset = 0;
     m.parts[0].d_o = m.parts[0].o;
     m.parts[0].d_o.dtype = m.parts[0].o.dtype == ATTUNE_F32 ? ATTUNE_BF16 : ATTUNE_F32;
-    EXPECT(attune_merge_backward(m.merger, attune_device_queue(device), &back, NULL), "parts[].d_o.dtype is");
+    EXPECT(attune_merge_backward(m.merger, attune_device_queue(device), &back, NULL),
+           "args.parts[0]: part.d_o.dtype is");
     m.parts[0].d_o.buffer = NULL;
     attune_buffer_destroy(foreign);
     merging_destroy(&m);
