@@ -2,6 +2,7 @@
 /* Deals chunks to ranks. All arithmetic is on integers: every rank computes the same. */
 #include "distributed/ranks.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 int64_t attune__equal_share(int64_t count, int64_t parts, int64_t part)
@@ -90,18 +91,66 @@ static int64_t distance_of(int64_t a, int64_t b)
     return a < b ? b - a : a - b;
 }
 
+static int compare_spots(const void *a, const void *b)
+{
+    const attune__spot *x = a, *y = b;
+    return x->work != y->work ? (x->work > y->work) - (x->work < y->work)
+                              : (x->chunk > y->chunk) - (x->chunk < y->chunk);
+}
+
+/* Sorts the chunks of a rank by work, then position; the first of equal work has the end of these. Returns their
+ * number. */
+static int64_t list_spots(const attune__deal *deal, uint32_t rank)
+{
+    attune__spot *spots = deal->spots;
+    int64_t count = 0;
+    for (int64_t *j = deal->chunks + deal->first[rank]; j < deal->chunks + deal->first[rank + 1]; j++)
+        spots[count++] = (attune__spot){deal->work[*j], *j, j, 0};
+    qsort(spots, (size_t)count, sizeof *spots, compare_spots);
+    for (int64_t i = 0, end; i < count; i = end) {
+        for (end = i + 1; end < count && spots[end].work == spots[i].work;)
+            end++;
+        spots[i].end = end;
+    }
+    return count;
+}
+
+/* The chunk of equal work that is closest to one; of two the first on the rank's list. */
+static const attune__spot *find_closest(const attune__spot *spots, int64_t from, int64_t end, int64_t chunk)
+{
+    const int64_t first = from;
+    for (int64_t to = end; from < to;) {
+        const int64_t middle = from + (to - from) / 2;
+        if (spots[middle].chunk < chunk)
+            from = middle + 1;
+        else
+            to = middle;
+    }
+    if (from == first || from == end)
+        return &spots[from == first ? from : from - 1];
+    const attune__spot *below = &spots[from - 1], *above = &spots[from];
+    const int64_t down = chunk - below->chunk, up = above->chunk - chunk;
+    return down < up || (down == up && below->at < above->at) ? below : above;
+}
+
 /* The best swap of a chunk of rank a, whose load is the largest, for one of rank b: of those that leave both within the
  * limit, the one between the closest chunks; otherwise the one that leaves the smallest load. */
 static void find_swap(const attune__deal *deal, uint32_t a, uint32_t b, int64_t limit, swap *best)
 {
+    const attune__spot *spots = deal->spots;
+    const int64_t count = list_spots(deal, b);
     for (int64_t *i = deal->chunks + deal->first[a]; i < deal->chunks + deal->first[a + 1]; i++)
-        for (int64_t *j = deal->chunks + deal->first[b]; j < deal->chunks + deal->first[b + 1]; j++) {
-            const int64_t moved = deal->work[*i] - deal->work[*j];
+        for (int64_t j = 0; j < count; j = spots[j].end) {
+            const int64_t moved = deal->work[*i] - spots[j].work;
             const int64_t load_a = deal->load[a] - moved, load_b = deal->load[b] + moved;
             const int64_t larger = load_a > load_b ? load_a : load_b, load = larger <= limit ? 0 : larger;
-            const int64_t distance = distance_of(*i, *j);
-            if (load < best->load || (load == best->load && distance < best->distance))
-                *best = (swap){load, distance, i, j};
+            if (load > best->load)
+                continue;
+            const attune__spot *to = find_closest(spots, j, spots[j].end, *i);
+            const int64_t distance = distance_of(*i, to->chunk);
+            const bool same = load == best->load && distance == best->distance && best->a == i;
+            if (load < best->load || distance < best->distance || (same && to->at < best->b))
+                *best = (swap){load, distance, i, to->at};
         }
 }
 

@@ -431,10 +431,11 @@ static attune_status make(maker *m)
         .load = attune__alloc_raw(allocator, ranks, sizeof *m->deal.load),
         .first = attune__alloc_raw(allocator, ranks + 1, sizeof *m->deal.first),
         .chunks = attune__alloc_raw(allocator, chunks, sizeof *m->deal.chunks),
+        .spots = attune__alloc_raw(allocator, chunks, sizeof *m->deal.spots),
         .order = attune__alloc_raw(allocator, chunks, sizeof *m->deal.order),
     };
     if (!m->made->work || !m->row_work || !m->chunk_work || !m->deal.rank || !m->deal.load || !m->deal.first ||
-        !m->deal.chunks || !m->deal.order || !runs_init(allocator, &m->made->rows, m->desc.ranks) ||
+        !m->deal.chunks || !m->deal.spots || !m->deal.order || !runs_init(allocator, &m->made->rows, m->desc.ranks) ||
         !runs_init(allocator, &m->made->keys, m->desc.ranks) || !runs_init(allocator, &m->made->needs, m->desc.ranks))
         return ATTUNE_OUT_OF_HOST_MEMORY;
     row_work(m->mask, m->desc.partial_cost, m->row_work);
@@ -482,6 +483,7 @@ attune_status attune_partition_create(attune_instance *instance, const attune_pa
     attune__free(&allocator, m.deal.load);
     attune__free(&allocator, m.deal.first);
     attune__free(&allocator, m.deal.chunks);
+    attune__free(&allocator, m.deal.spots);
     attune__free(&allocator, m.deal.order);
     if (status == ATTUNE_OK)
         *partition = m.made;

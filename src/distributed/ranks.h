@@ -69,6 +69,13 @@ typedef struct attune__needs {
     uint64_t *all;  /* words, for attune__deal_split */
 } attune__needs;
 
+/* A chunk of a rank, for attune__deal_swap. */
+typedef struct attune__spot {
+    int64_t work, chunk;
+    int64_t *at; /* on the rank's list of chunks */
+    int64_t end;
+} attune__spot;
+
 /* Chunks and the ranks that have them. */
 typedef struct attune__deal {
     uint32_t ranks;
@@ -78,7 +85,8 @@ typedef struct attune__deal {
     int64_t *load;       /* of each rank */
     int64_t *first;      /* ranks + 1, and chunks: for attune__deal_swap, the chunks of each rank */
     int64_t *chunks;
-    int64_t *order; /* chunks, for attune__deal_split, with needs; needs NULL = not known */
+    attune__spot *spots; /* chunks */
+    int64_t *order;      /* chunks, for attune__deal_split, with needs; needs NULL = not known */
     attune__needs *needs;
 } attune__deal;
 

@@ -328,6 +328,24 @@ Test(partition, balance)
     attune_instance_destroy(instance);
 }
 
+/* A few rows with most of the work, others with little and most with none: many swaps among chunks of three works. A
+ * look at each pair of chunks for each swap took 13 s. */
+Test(partition, many_swaps, .timeout = 60)
+{
+    enum { LENGTH = 1 << 20 };
+    attune_instance *instance = open_instance();
+    attune_mask *mask = make_mask(instance, "q > 1046000 || kv == q && q % 1024 < 128", LENGTH, LENGTH, NULL);
+    attune_partition *partition;
+    attune_partition_stats stats = {.struct_size = sizeof stats};
+    const attune_partition_desc desc = {.struct_size = sizeof desc, .ranks = 2};
+    cr_assert_eq(attune_partition_create(instance, &desc, mask, &partition), ATTUNE_OK, "%s", attune_last_error());
+    cr_assert_eq(attune_partition_stats_get(partition, &stats), ATTUNE_OK);
+    cr_expect_leq(stats.imbalance, 1.05);
+    attune_partition_destroy(partition);
+    attune_mask_destroy(mask);
+    attune_instance_destroy(instance);
+}
+
 /* ----------------------------------------------------------------------------------------------- arguments, failures
  */
 
