@@ -286,16 +286,45 @@ TARGET static void multiply(float *c, size_t ldc, const uint16_t *a, size_t lda,
 
 /* ------------------------------------------------------------------------------------------------------------- rows */
 
-TARGET static float row_max(const float *s, size_t n, float scale)
+/* Rows whose maxima, or sums, are reduced together: one after another their latencies would be a third of the time. */
+#define ROWS 4
+
+/* The reductions of four vectors; of one, the same of four copies, so that a row's value does not depend on others. */
+#define REDUCE(name, op, op256, op128)                                                                                 \
+    SPECIALISE __m128 name(const __m512 x[ROWS], size_t rows)                                                          \
+    {                                                                                                                  \
+        const __m512 x1 = x[rows > 1 ? 1 : 0], x2 = x[rows > 2 ? 2 : 0], x3 = x[rows > 3 ? 3 : 0];                     \
+        const __m512 a = op(_mm512_unpacklo_ps(x[0], x1), _mm512_unpackhi_ps(x[0], x1));                               \
+        const __m512 b = op(_mm512_unpacklo_ps(x2, x3), _mm512_unpackhi_ps(x2, x3));                                   \
+        const __m512d low = _mm512_unpacklo_pd(_mm512_castps_pd(a), _mm512_castps_pd(b));                              \
+        const __m512d high = _mm512_unpackhi_pd(_mm512_castps_pd(a), _mm512_castps_pd(b));                             \
+        const __m512 c = op(_mm512_castpd_ps(low), _mm512_castpd_ps(high));                                            \
+        const __m256 d = op256(_mm512_castps512_ps256(c), _mm512_extractf32x8_ps(c, 1));                               \
+        return op128(_mm256_castps256_ps128(d), _mm256_extractf128_ps(d, 1));                                          \
+    }
+REDUCE(reduce_max, _mm512_max_ps, _mm256_max_ps, _mm_max_ps)
+REDUCE(reduce_add, _mm512_add_ps, _mm256_add_ps, _mm_add_ps)
+
+SPECIALISE void rows_max_of(const float *s, size_t lds, size_t rows, size_t n, float scale, float *max)
 {
     const __m512 factor = _mm512_set1_ps(scale);
-    __m512 max0 = _mm512_set1_ps(-INFINITY), max1 = max0;
+    __m512 most[ROWS];
+    for (size_t r = 0; r < rows; r++)
+        most[r] = _mm512_set1_ps(-INFINITY);
     /* If the first operand is NaN, max returns the second. */
-    for (size_t i = 0; i < n; i += 2 * LANES) {
-        max0 = _mm512_max_ps(_mm512_mul_ps(_mm512_loadu_ps(s + i), factor), max0);
-        max1 = _mm512_max_ps(_mm512_mul_ps(_mm512_loadu_ps(s + i + LANES), factor), max1);
-    }
-    return _mm512_reduce_max_ps(_mm512_max_ps(max0, max1));
+    for (size_t i = 0; i < n; i += LANES)
+        for (size_t r = 0; r < rows; r++)
+            most[r] = _mm512_max_ps(_mm512_mul_ps(_mm512_loadu_ps(s + r * lds + i), factor), most[r]);
+    _mm_mask_storeu_ps(max, (__mmask8)((1u << rows) - 1), reduce_max(most, rows));
+}
+
+TARGET static void rows_max(const float *s, size_t lds, size_t rows, size_t n, float scale, float *max)
+{
+    size_t r = 0;
+    for (; r + ROWS <= rows; r += ROWS)
+        rows_max_of(s + r * lds, lds, ROWS, n, scale, max + r);
+    for (; r < rows; r++)
+        rows_max_of(s + r * lds, lds, 1, n, scale, max + r);
 }
 
 /* exp(x) = 2^t, t = x log2(e): 2^(t - floor(t)) by a polynomial with an error of 1e-7, with 1 for 0; scalef multiplies
@@ -316,7 +345,7 @@ SPECIALISE __m512 exp_nonpositive(__m512 x)
     return _mm512_maskz_scalef_ps(keep, p, t);
 }
 
-SPECIALISE float row_exp_as(uint16_t *p, const float *s, size_t n, float scale, float m, size_t summands)
+SPECIALISE __m512 row_exp(uint16_t *p, const float *s, size_t n, float scale, float m, size_t summands)
 {
     const __m512 factor = _mm512_set1_ps(scale), shift = _mm512_set1_ps(m);
     __m512 sum0 = _mm512_setzero_ps(), sum1 = sum0;
@@ -334,12 +363,35 @@ SPECIALISE float row_exp_as(uint16_t *p, const float *s, size_t n, float scale, 
         _mm512_storeu_si512(p, x.nearest);
         _mm512_storeu_si512(p + BLOCK, x.rest);
     }
-    return _mm512_reduce_add_ps(_mm512_add_ps(sum0, sum1));
+    return _mm512_add_ps(sum0, sum1);
 }
 
-TARGET static float row_exp(uint16_t *p, const float *s, size_t n, float scale, float m, size_t summands)
+SPECIALISE void rows_exp_of(uint16_t *p, size_t ldp, const float *s, size_t lds, size_t rows, size_t n, float scale,
+                            const float *m, float *sum, size_t summands)
 {
-    return summands == 1 ? row_exp_as(p, s, n, scale, m, 1) : row_exp_as(p, s, n, scale, m, 2);
+    __m512 sums[ROWS];
+    for (size_t r = 0; r < rows; r++)
+        sums[r] = row_exp(p + r * ldp, s + r * lds, n, scale, m[r], summands);
+    _mm_mask_storeu_ps(sum, (__mmask8)((1u << rows) - 1), reduce_add(sums, rows));
+}
+
+SPECIALISE void rows_exp_as(uint16_t *p, size_t ldp, const float *s, size_t lds, size_t rows, size_t n, float scale,
+                            const float *m, float *sum, size_t summands)
+{
+    size_t r = 0;
+    for (; r + ROWS <= rows; r += ROWS)
+        rows_exp_of(p + r * ldp, ldp, s + r * lds, lds, ROWS, n, scale, m + r, sum + r, summands);
+    for (; r < rows; r++)
+        rows_exp_of(p + r * ldp, ldp, s + r * lds, lds, 1, n, scale, m + r, sum + r, summands);
+}
+
+TARGET static void rows_exp(uint16_t *p, size_t ldp, const float *s, size_t lds, size_t rows, size_t n, float scale,
+                            const float *m, float *sum, size_t summands)
+{
+    if (summands == 1)
+        rows_exp_as(p, ldp, s, lds, rows, n, scale, m, sum, 1);
+    else
+        rows_exp_as(p, ldp, s, lds, rows, n, scale, m, sum, 2);
 }
 
 static void nothing(void)
@@ -357,8 +409,8 @@ bool attune__cpu_matrix_bf16(attune__cpu_matrix *matrix)
         .pack_k = pack_k,
         .pack_v = pack_v,
         .multiply = multiply,
-        .row_max = row_max,
-        .row_exp = row_exp,
+        .rows_max = rows_max,
+        .rows_exp = rows_exp,
         .begin = nothing,
         .end = nothing,
     };

@@ -61,11 +61,13 @@ typedef struct attune__cpu_matrix {
     void (*multiply)(float *c, size_t ldc, const uint16_t *a, size_t lda, size_t m, size_t blocks, const uint16_t *b,
                      size_t panel_stride, size_t panels, size_t summands, bool add, bool exact);
 
-    /* Rows of scores, times scale: n is a multiple of ATTUNE__BLOCK_K. */
-    float (*row_max)(const float *s, size_t n, float scale); /* -inf if all are NaN */
-    /* p = exp(s * scale - m), which must be <= 0 or NaN, as a row of n columns; p may begin at s. Returns the sum
-     * before rounding. */
-    float (*row_exp)(uint16_t *p, const float *s, size_t n, float scale, float m, size_t summands);
+    /* Rows of n scores, times scale: n is a multiple of ATTUNE__BLOCK_K. What a row has does not depend on others. */
+    void (*rows_max)(const float *s, size_t lds, size_t rows, size_t n, float scale,
+                     float *max); /* -inf if all are NaN */
+    /* p = exp(s * scale - m), which must be <= 0 or NaN, as rows of n columns; p may begin at s, with rows as far
+     * apart. Gives the sums before rounding. */
+    void (*rows_exp)(uint16_t *p, size_t ldp, const float *s, size_t lds, size_t rows, size_t n, float scale,
+                     const float *m, float *sum, size_t summands);
 
     /* Before the first product of a call by a thread, and after its last. */
     void (*begin)(void);

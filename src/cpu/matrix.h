@@ -41,6 +41,20 @@ static bool pack_q_once(const attune__cpu_run *run, const item *it, const state 
     return *held == FORM_PACKED;
 }
 
+/* Applies the scale, the score expression and the mask to a row of scores, where the kernels do not. */
+static void modify_scaled(const attune__cpu_run *run, const item *it, const state *st, size_t r,
+                          const attune__kv_tile *tile, span c, size_t end)
+{
+    float *s = st->s + r * st->lds + c.first;
+    run->device->f32.row_scale(s, attune__cpu_pad(end) - c.first, (float)run->call->scale);
+    modify_row(run, it, st, r, tile, (span){c.first, end});
+    for (size_t i = end; i < c.end; i++)
+        s[i - c.first] = -INFINITY;
+}
+
+/* Rows of the softmax whose kernels are called at once. */
+#define SOFTMAX_ROWS 8
+
 /* Online softmax of rows of scores, which become P in place. */
 static void softmax_matrix(const attune__cpu_run *run, const item *it, const state *st, size_t first, size_t rows,
                            const attune__kv_tile *tile, span c, size_t summands)
@@ -50,28 +64,33 @@ static void softmax_matrix(const attune__cpu_run *run, const item *it, const sta
     /* -inf stands for forbidden pairs: the factor must be applied first. */
     const bool plain = !tile->partial && !run->program->score && end == c.end;
     const float scale = plain ? (float)run->call->scale : 1;
-    for (size_t r = first; r < first + rows; r++) {
-        float *s = st->s + r * st->lds + c.first;
-        if (!tile->partial)
-            st->valid[r] = 1;
-        if (!plain) {
-            run->device->f32.row_scale(s, attune__cpu_pad(end) - c.first, (float)run->call->scale);
-            modify_row(run, it, st, r, tile, (span){c.first, end});
-            for (size_t i = end; i < c.end; i++)
-                s[i - c.first] = -INFINITY;
+    for (size_t r = first, count; r < first + rows; r += count) {
+        float *s = st->s + r * st->lds + c.first, *m = st->m + r, *l = st->l + r;
+        float max[SOFTMAX_ROWS], reference[SOFTMAX_ROWS], sum[SOFTMAX_ROWS];
+        count = first + rows - r < SOFTMAX_ROWS ? first + rows - r : SOFTMAX_ROWS;
+        for (size_t i = 0; i < count; i++) {
+            if (!tile->partial)
+                st->valid[r + i] = 1;
+            if (!plain)
+                modify_scaled(run, it, st, r + i, tile, c, end);
         }
-        const float old = st->m[r], max = matrix->row_max(s, n, scale), m = max > old ? max : old;
-        /* While the maximum is -inf, a finite reference avoids exp(-inf + inf). */
-        const float reference = m == -INFINITY ? 0 : m;
-        const float sum = matrix->row_exp((uint16_t *)(void *)s, s, n, scale, reference, summands);
-        if (m != old) {
-            const float factor = expf(old - reference);
-            if (old != -INFINITY)
-                run->device->f32.row_scale(st->o + r * st->ldo, st->dv, factor);
-            st->l[r] *= factor;
-            st->m[r] = m;
+        matrix->rows_max(s, st->lds, count, n, scale, max);
+        for (size_t i = 0; i < count; i++) {
+            max[i] = max[i] > m[i] ? max[i] : m[i];
+            /* While the maximum is -inf, a finite reference avoids exp(-inf + inf). */
+            reference[i] = max[i] == -INFINITY ? 0 : max[i];
         }
-        st->l[r] += sum;
+        matrix->rows_exp((uint16_t *)(void *)s, 2 * st->lds, s, st->lds, count, n, scale, reference, sum, summands);
+        for (size_t i = 0; i < count; i++) {
+            if (max[i] != m[i]) {
+                const float factor = expf(m[i] - reference[i]);
+                if (m[i] != -INFINITY)
+                    run->device->f32.row_scale(st->o + (r + i) * st->ldo, st->dv, factor);
+                l[i] *= factor;
+                m[i] = max[i];
+            }
+            l[i] += sum[i];
+        }
     }
 }
 

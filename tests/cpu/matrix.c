@@ -197,44 +197,66 @@ Test(matrix_permission, refused)
         cr_assert_null(table.name, "%s", table.name);
 }
 
-/* In place, as calls use it. */
+enum { ROWS = 9, LDS = 272 };
+
+static void check_row(const char *name, const float *s, const uint16_t *p, size_t n, float scale, float m, float got,
+                      size_t summands)
+{
+    double sum = 0;
+    for (size_t i = 0; i < n; i++) {
+        const double want = exp((double)(s[i] * scale - m));
+        double value = (double)attune__f32_from_bf16(p[i / 32 * 32 * summands + i % 32]);
+        if (summands == 2)
+            value += (double)attune__f32_from_bf16(p[i / 32 * 64 + 32 + i % 32]);
+        const double most = (summands == 2 ? 0x1p-16 : 0x1p-8) * want + 2e-38;
+        cr_assert_leq(fabs(value - want), most, "%s: exp(%a) is %a", name, (double)(s[i] * scale - m), value);
+        if (s[i] * scale == m)
+            cr_assert_eq(value, 1, "%s", name);
+        sum += want;
+    }
+    cr_assert_leq(fabs((double)got - sum), 1e-6 * sum, "%s: the sum is %a, not %a", name, (double)got, sum);
+}
+
+/* In place, as calls use it; a row has the same bits alone. */
 Test(matrix, rows)
 {
-    float s[256], x[256];
-    for (uint64_t round = 0; round < scaled(400); round++) {
-        const size_t n = 32 * between(1, 8), summands = 1 + round % 2;
+    static float s[ROWS * LDS], x[ROWS * LDS], y[LDS];
+    for (uint64_t round = 0; round < scaled(100); round++) {
+        const size_t n = 32 * between(1, 8), summands = 1 + round % 2, rows = between(1, ROWS);
         const float scale = round % 3 ? uniform() : 1;
-        for (size_t i = 0; i < n; i++)
+        for (size_t i = 0; i < ROWS * LDS; i++)
             s[i] = next() % 50 ? uniform() * 100 : -INFINITY * scale;
         for (uint32_t t = 0; t < table_count; t++) {
-            uint16_t *p = (uint16_t *)(void *)x;
-            double sum = 0;
-            const float m = tables[t].row_max(s, n, scale);
-            cr_assert_eq(m, tables[0].row_max(s, n, scale), "%s", names[t]);
-            if (m == -INFINITY || !packs(t, summands))
+            uint16_t *p = (uint16_t *)(void *)x, *alone = (uint16_t *)(void *)y;
+            float m[ROWS], max, got[ROWS], sum;
+            tables[t].rows_max(s, LDS, rows, n, scale, m);
+            for (size_t r = 0; r < rows; r++) {
+                tables[0].rows_max(s + r * LDS, LDS, 1, n, scale, &max);
+                cr_assert_eq(m[r], max, "%s", names[t]);
+                m[r] = m[r] == -INFINITY ? 0 : m[r];
+            }
+            if (!packs(t, summands))
                 continue;
             memcpy(x, s, sizeof x);
-            const float got = tables[t].row_exp(p, x, n, scale, m, summands);
-            for (size_t i = 0; i < n; i++) {
-                const double want = exp((double)(s[i] * scale - m));
-                double value = (double)attune__f32_from_bf16(p[i / 32 * 32 * summands + i % 32]);
-                if (summands == 2)
-                    value += (double)attune__f32_from_bf16(p[i / 32 * 64 + 32 + i % 32]);
-                const double most = (summands == 2 ? 0x1p-16 : 0x1p-8) * want + 2e-38;
-                cr_assert_leq(fabs(value - want), most, "%s: exp(%a) is %a", names[t], (double)(s[i] * scale - m),
-                              value);
-                if (s[i] * scale == m)
-                    cr_assert_eq(value, 1, "%s", names[t]);
-                sum += want;
+            tables[t].rows_exp(p, 2 * LDS, x, LDS, rows, n, scale, m, got, summands);
+            for (size_t r = 0; r < rows; r++) {
+                check_row(names[t], s + r * LDS, p + 2 * r * LDS, n, scale, m[r], got[r], summands);
+                memcpy(y, s + r * LDS, sizeof y);
+                tables[t].rows_exp(alone, 2 * LDS, y, LDS, 1, n, scale, m + r, &sum, summands);
+                cr_assert(sum == got[r] && !memcmp(alone, p + 2 * r * LDS, 2 * n * summands), "%s: row %zu of %zu",
+                          names[t], r, rows);
             }
-            cr_assert_leq(fabs((double)got - sum), 1e-6 * sum, "%s: the sum is %a, not %a", names[t], (double)got, sum);
         }
         for (uint32_t t = 0; t < table_count; t++) {
+            float max, sum;
+            const float none = 0;
             x[0] = NAN;
             for (size_t i = 1; i < 32; i++)
                 x[i] = -INFINITY;
-            cr_assert_eq(tables[t].row_max(x, 32, 1), -INFINITY, "%s", names[t]);
-            cr_assert(isnan(tables[t].row_exp((uint16_t *)(void *)x, x, 32, 1, 0, 1)), "%s", names[t]);
+            tables[t].rows_max(x, LDS, 1, 32, 1, &max);
+            cr_assert_eq(max, -INFINITY, "%s", names[t]);
+            tables[t].rows_exp((uint16_t *)(void *)x, 2 * LDS, x, LDS, 1, 32, 1, &none, &sum, 1);
+            cr_assert(isnan(sum), "%s", names[t]);
         }
     }
 }

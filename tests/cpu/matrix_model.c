@@ -191,6 +191,19 @@ static float row_exp(uint16_t *p, const float *s, size_t n, float scale, float m
     return sum;
 }
 
+static void rows_max(const float *s, size_t lds, size_t rows, size_t n, float scale, float *max)
+{
+    for (size_t r = 0; r < rows; r++)
+        max[r] = row_max(s + r * lds, n, scale);
+}
+
+static void rows_exp(uint16_t *p, size_t ldp, const float *s, size_t lds, size_t rows, size_t n, float scale,
+                     const float *m, float *sum, size_t summands)
+{
+    for (size_t r = 0; r < rows; r++)
+        sum[r] = row_exp(p + r * ldp, s + r * lds, n, scale, m[r], summands);
+}
+
 attune__cpu_matrix matrix_model(void)
 {
     return (attune__cpu_matrix){
@@ -199,8 +212,8 @@ attune__cpu_matrix matrix_model(void)
         .pack_k = pack_k,
         .pack_v = pack_v,
         .multiply = model_multiply,
-        .row_max = row_max,
-        .row_exp = row_exp,
+        .rows_max = rows_max,
+        .rows_exp = rows_exp,
         .begin = begin,
         .end = end,
     };
