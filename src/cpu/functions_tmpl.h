@@ -400,20 +400,63 @@ SPECIALISE vf any_pow(vf x, vf y)
     return value;
 }
 
-TARGET static void columns_pow(float *to, const float *x, const float *y, size_t count)
-{
-    for (; count >= LANES; count -= LANES, x += LANES, y += LANES, to += LANES)
-        store(to, any_pow(load(x), load(y)));
-    if (count) {
-        float last[2][LANES];
-        store(last[0], all_f(1));
-        store(last[1], all_f(1));
-        memcpy(last[0], x, count * sizeof *x);
-        memcpy(last[1], y, count * sizeof *y);
-        store(last[0], any_pow(load(last[0]), load(last[1])));
-        memcpy(to, last[0], count * sizeof *to);
+#define COLUMNS_OF_TWO(name, value)                                                                                    \
+    TARGET static void name(float *to, const float *x, const float *y, float every_x, float every_y, size_t count)     \
+    {                                                                                                                  \
+        const vf same_x = all_f(every_x), same_y = all_f(every_y);                                                     \
+        size_t i = 0;                                                                                                  \
+        for (; i + LANES <= count; i += LANES)                                                                         \
+            store(to + i, value(x ? load(x + i) : same_x, y ? load(y + i) : same_y));                                  \
+        if (i < count) {                                                                                               \
+            float last[2][LANES];                                                                                      \
+            store(last[0], x ? all_f(1) : same_x);                                                                     \
+            store(last[1], y ? all_f(1) : same_y);                                                                     \
+            if (x)                                                                                                     \
+                memcpy(last[0], x + i, (count - i) * sizeof *x);                                                       \
+            if (y)                                                                                                     \
+                memcpy(last[1], y + i, (count - i) * sizeof *y);                                                       \
+            store(last[0], value(load(last[0]), load(last[1])));                                                       \
+            memcpy(to + i, last[0], (count - i) * sizeof *to);                                                         \
+        }                                                                                                              \
     }
+
+SPECIALISE vf sum_of(vf x, vf y)
+{
+    return x + y;
 }
+
+SPECIALISE vf difference_of(vf x, vf y)
+{
+    return x - y;
+}
+
+SPECIALISE vf product_of(vf x, vf y)
+{
+    return x * y;
+}
+
+SPECIALISE vf quotient_of(vf x, vf y)
+{
+    return x / y;
+}
+
+SPECIALISE vf smaller_of(vf x, vf y)
+{
+    return choose(y < x, y, x);
+}
+
+SPECIALISE vf larger_of(vf x, vf y)
+{
+    return choose(x < y, y, x);
+}
+
+COLUMNS_OF_TWO(columns_add, sum_of)
+COLUMNS_OF_TWO(columns_sub, difference_of)
+COLUMNS_OF_TWO(columns_mul, product_of)
+COLUMNS_OF_TWO(columns_div, quotient_of)
+COLUMNS_OF_TWO(columns_min, smaller_of)
+COLUMNS_OF_TWO(columns_max, larger_of)
+COLUMNS_OF_TWO(columns_pow, any_pow)
 
 const attune__functions *FUNCTIONS(void)
 {
@@ -433,7 +476,16 @@ const attune__functions *FUNCTIONS(void)
                 [ATTUNE__OP_SIN] = columns_sin,
                 [ATTUNE__OP_COS] = columns_cos,
             },
-        .pow = columns_pow,
+        .of_two =
+            {
+                [ATTUNE__OP_ADD] = columns_add,
+                [ATTUNE__OP_SUB] = columns_sub,
+                [ATTUNE__OP_MUL] = columns_mul,
+                [ATTUNE__OP_DIV] = columns_div,
+                [ATTUNE__OP_MIN] = columns_min,
+                [ATTUNE__OP_MAX] = columns_max,
+                [ATTUNE__OP_POW] = columns_pow,
+            },
     };
     return (RUNS) ? &functions : NULL;
 }

@@ -286,15 +286,12 @@ static bool NAME(column_function)(const attune__functions *functions, attune__op
 {
     if (sizeof(REAL) != sizeof(float) || !functions)
         return false;
-    if (op != ATTUNE__OP_POW) {
-        if (functions->of[op])
-            functions->of[op](out, a->column, count);
-        return functions->of[op] != NULL;
-    }
-    REAL *same = out;
-    for (size_t i = 0; i < count && !(a->column && b->column); i++)
-        same[i] = a->column ? b->value.r : a->value.r;
-    functions->pow(out, a->column ? a->column : out, b->column ? b->column : out, count);
+    if (functions->of_two[op])
+        functions->of_two[op](out, a->column, b->column, (float)a->value.r, (float)b->value.r, count);
+    else if (op != ATTUNE__OP_POW && functions->of[op])
+        functions->of[op](out, a->column, count);
+    else
+        return false;
     return true;
 }
 

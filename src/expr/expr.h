@@ -311,10 +311,12 @@ typedef struct attune__row {
     const int32_t *keys; /* kv of each column, of scores and gradients alone; NULL = kv0 and those after it */
 } attune__row;
 
-/* A device's own f32 functions over arrays: to[i] = f(x[i]). `to` may equal x; NULL = libm's. */
+/* A device's own f32 functions over arrays, by attune__op: to[i] = f(x[i]), or f(x[i], y[i]), where an array of NULL
+ * stands for the number after them. `to` may equal x or y; an entry of NULL = the evaluator's own, and libm's. */
 typedef struct attune__functions {
-    void (*of[ATTUNE__OP_POW])(float *to, const float *x, size_t count); /* by attune__op: those of one operand */
-    void (*pow)(float *to, const float *x, const float *y, size_t count);
+    void (*of[ATTUNE__OP_POW])(float *to, const float *x, size_t count);
+    void (*of_two[ATTUNE__OP_POW + 1])(float *to, const float *x, const float *y, float every_x, float every_y,
+                                       size_t count);
 } attune__functions;
 
 /*

@@ -209,7 +209,7 @@ Test(functions, powers)
             want[i] = pow((double)x[i], (double)y[i]);
         }
         for (uint32_t s = 0; s < set_count; s++) {
-            sets[s].functions->pow(z, x, y, COLUMNS);
+            sets[s].functions->of_two[ATTUNE__OP_POW](z, x, y, 0, 0, COLUMNS);
             for (size_t i = 0; i < COLUMNS; i++) {
                 const double error = distance(z[i], want[i]);
                 cr_assert_leq(error, 1, "%s pow(%a, %a) = %a, not %a: %.3f ulp", sets[s].name, (double)x[i],
@@ -223,13 +223,51 @@ Test(functions, powers)
         for (size_t i = 0; i < SPECIAL; i++)
             for (size_t j = 0; j < SPECIAL; j++) {
                 float value;
-                sets[s].functions->pow(&value, &special[i], &special[j], 1);
+                sets[s].functions->of_two[ATTUNE__OP_POW](&value, &special[i], &special[j], 0, 0, 1);
                 const float wanted = powf(special[i], special[j]);
                 cr_assert(same(value, wanted) ||
                               (isfinite(wanted) && wanted != 0 && distance(value, (double)wanted) <= 1),
                           "%s pow(%a, %a) = %a, not %a", sets[s].name, (double)special[i], (double)special[j],
                           (double)value, (double)wanted);
             }
+    }
+}
+
+/* Arithmetic has C's bits, NaN for NaN: arrays and numbers, any number of columns, in place and not. */
+Test(functions, arithmetic)
+{
+    static const attune__op ops[] = {ATTUNE__OP_ADD, ATTUNE__OP_SUB, ATTUNE__OP_MUL,
+                                     ATTUNE__OP_DIV, ATTUNE__OP_MIN, ATTUNE__OP_MAX};
+    float x[COLUMNS], y[COLUMNS], z[COLUMNS];
+    for (uint64_t round = 0; round < scaled(2000); round++) {
+        const size_t count = 1 + next() % COLUMNS, from = next() % 3, n = count > from ? count - from : 1;
+        const uint32_t o = (uint32_t)(next() % 6), arrays = 1 + (uint32_t)(next() % 3), place = (uint32_t)(next() % 3);
+        for (size_t i = 0; i < COLUMNS; i++) {
+            x[i] = next() % 4 ? of_bits((uint32_t)next()) : special[next() % SPECIAL];
+            y[i] = next() % 4 ? of_bits((uint32_t)next()) : special[next() % SPECIAL];
+        }
+        for (uint32_t s = 0; s < set_count; s++) {
+            const float *left = arrays & 1 ? x + from : NULL, *right = arrays & 2 ? y + from : NULL;
+            memcpy(z, x, sizeof z);
+            if (place == 1 && left)
+                left = z;
+            memcpy(z, place == 1 ? x + from : x, n * sizeof *z);
+            sets[s].functions->of_two[ops[o]](z, left, right, x[0], y[0], n);
+            for (size_t i = 0; i < n; i++) {
+                const float a = left ? x[from + i] : x[0], b = right ? y[from + i] : y[0];
+                const float want = o == 0   ? a + b
+                                   : o == 1 ? a - b
+                                   : o == 2 ? a * b
+                                   : o == 3 ? a / b
+                                   : o == 4 ? (b < a ? b : a)
+                                            : (a < b ? b : a);
+                cr_assert(!memcmp(&z[i], &want, sizeof want) || (isnan(z[i]) && isnan(want)),
+                          "%s op %u of %a and %a is %a, not %a", sets[s].name, o, (double)a, (double)b, (double)z[i],
+                          (double)want);
+            }
+            for (size_t i = n; i < COLUMNS; i++)
+                cr_assert(!memcmp(&z[i], &x[i], sizeof *z), "%s wrote past %zu", sets[s].name, n);
+        }
     }
 }
 
@@ -248,7 +286,7 @@ Test(functions, columns_do_not_depend_on_each_other)
                 if (map) {
                     map(&alone[i], &x[i], 1);
                 } else {
-                    sets[s].functions->pow(&alone[i], &x[i], &y[i], 1);
+                    sets[s].functions->of_two[ATTUNE__OP_POW](&alone[i], &x[i], &y[i], 0, 0, 1);
                 }
             }
             for (size_t from = 0; from < 3; from++)
@@ -259,7 +297,8 @@ Test(functions, columns_do_not_depend_on_each_other)
                         if (map)
                             map(out, in_place ? out : x + from, count);
                         else
-                            sets[s].functions->pow(out, in_place ? out : x + from, y + from, count);
+                            sets[s].functions->of_two[ATTUNE__OP_POW](out, in_place ? out : x + from, y + from, 0, 0,
+                                                                      count);
                         for (size_t i = 0; i < COLUMNS; i++)
                             cr_assert(same(out[i], i < count ? alone[from + i] : CANARY),
                                       "%s %s: column %zu of %zu at %zu", sets[s].name, m < MAPS ? maps[m].name : "pow",
