@@ -81,7 +81,6 @@ typedef struct attune__cpu_schedule {
 } attune__cpu_schedule;
 _Static_assert(sizeof(attune__cpu_schedule) == 64 && sizeof(attune__cpu_group) == 32, "attune__cpu_schedule_size");
 
-/* The state of a call, which its threads share. */
 /* Of a tile of packed keys. One that another thread is packing is not waited for. */
 typedef enum attune__pack_state {
     ATTUNE__PACK_NONE,
@@ -90,6 +89,7 @@ typedef enum attune__pack_state {
     ATTUNE__PACK_REFUSED, /* an element is infinite or NaN */
 } attune__pack_state;
 
+/* The state of a call, which its threads share. */
 typedef struct attune__cpu_run {
     const attune__cpu_device *device;
     const attune__cpu_program *program;
@@ -110,9 +110,8 @@ typedef struct attune__cpu_run {
     char *parts;      /* splits > 1: partial results: o of each row and split (attune__split_size) */
     char *ml;         /* their m and l */
     attune__cpu_packed packing;
-    char *packed;             /* tiles of k and v for 16-bit products, or NULL ... */
-    atomic_uchar *pack_state; /* ... and an attune__pack_state of each */
-    char *scratch;            /* of thread 0; the others follow */
+    char *packed;  /* tiles of k and v for 16-bit products, and an attune__pack_state of each; NULL = none */
+    char *scratch; /* of thread 0; the others follow */
     size_t scratch_bytes;
     atomic_llong next; /* the next item, or row to merge */
 } attune__cpu_run;

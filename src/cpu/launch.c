@@ -189,7 +189,6 @@ static attune_status launch(const attune__program *program, const attune__forwar
     run.scratch = base + skew + parts_bytes;
     if (run.packing.bytes) {
         run.packed = base + skew + workspace.threads;
-        run.pack_state = (atomic_uchar *)(void *)(run.packed + run.packing.states);
         memset(run.packed + run.packing.states, ATTUNE__PACK_NONE, run.packing.tiles);
     }
     if (call->serving)

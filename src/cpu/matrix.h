@@ -122,7 +122,7 @@ static bool find_packed(const attune__cpu_run *run, const item *it, const state 
     const uint64_t i = (uint64_t)head * run->packing.of_head + (uint64_t)tile->kv0 / run->block_n;
     char *const at = run->packed + i * run->packing.tile_bytes;
     const packed_tile shared = {(uint16_t *)(void *)at, (uint16_t *)(void *)(at + run->packing.v)};
-    atomic_uchar *const begun = run->pack_state + i;
+    atomic_uchar *const begun = (atomic_uchar *)(void *)(run->packed + run->packing.states) + i;
     unsigned char known = atomic_load_explicit(begun, memory_order_acquire);
     if (known == ATTUNE__PACK_NONE &&
         atomic_compare_exchange_strong_explicit(begun, &known, ATTUNE__PACK_BEGUN, memory_order_acquire,
