@@ -5,6 +5,7 @@
 #include <criterion/criterion.h>
 #include <string.h>
 
+#include "distributed/ranks.h"
 #include "support/heap.h"
 
 enum { RANKS = 3, LENGTH = 96, BLOCK = 16 };
@@ -201,28 +202,12 @@ Test(distributed_create, mask_of_another_partition, .timeout = 60)
 
 /* ------------------------------------------------------------------------------------------------ one rank of two */
 
-/* gather of rank 0 of 2, where the other sends the same. */
-static attune_status echo(void *user, const void *mine, void *all, size_t size)
-{
-    (void)user;
-    memcpy(all, mine, size);
-    memcpy((char *)all + size, mine, size);
-    return ATTUNE_OK;
-}
-
 /* Leaves a message. */
 static attune_status no_gather(void *user, const void *mine, void *all, size_t size)
 {
     (void)user, (void)mine, (void)all, (void)size;
     (void)attune_buffer_read(NULL, 0, NULL, 1);
     return ATTUNE_IO;
-}
-
-static attune_status no_exchange(void *user, const attune_message *sends, uint32_t send_count,
-                                 const attune_message *receives, uint32_t receive_count, attune_queue *queue)
-{
-    (void)user, (void)sends, (void)send_count, (void)receives, (void)receive_count, (void)queue;
-    return ATTUNE_OK;
 }
 
 static attune_status no_finish(void *user, attune_queue *queue)
@@ -236,12 +221,7 @@ static void no_reclaim(void *user)
     (void)user;
 }
 
-static void count_abort(void *user)
-{
-    ++*(int *)user;
-}
-
-static attune_status create_decode(attune_instance *instance, attune_transport *transport, int *aborts, heap *memory,
+static attune_status create_decode(attune_instance *instance, const attune_transport *transport, heap *memory,
                                    long long at)
 {
     attune_problem problem = {
@@ -251,7 +231,6 @@ static attune_status create_decode(attune_instance *instance, attune_transport *
     attune_device *device;
     attune_expr *score;
     attune_decode *decode;
-    transport->user = aborts;
     cr_assert_eq(attune_device_open(instance, "cpu", &device), ATTUNE_OK);
     cr_assert_eq(attune_expr_create(instance, ATTUNE_EXPR_SCORE, "score + q - kv", NULL, 0, &score), ATTUNE_OK);
     problem.score = score;
@@ -273,24 +252,20 @@ Test(distributed_create, decode_out_of_memory)
     for (int lends = 0; lends < 2; lends++)
         for (long long at = 1;; at++) {
             heap memory = {0};
-            int aborts = 0;
+            lone_rank lone = {.size = 2};
             const attune_instance_desc desc = {
                 .struct_size = sizeof desc, .cpu_threads = 1, .allocator = heap_allocator(&memory)};
-            attune_transport transport = {.struct_size = sizeof transport,
-                                          .size = 2,
-                                          .gather = echo,
-                                          .exchange = no_exchange,
-                                          .finish = no_finish,
-                                          .abort = count_abort,
-                                          .lend = lends ? lend : NULL,
-                                          .reclaim = lends ? no_reclaim : NULL};
+            attune_transport transport = lone_transport(&lone);
+            transport.finish = no_finish;
+            transport.lend = lends ? lend : NULL;
+            transport.reclaim = lends ? no_reclaim : NULL;
             attune_instance *instance;
             cr_assert_eq(attune_instance_create(&desc, &instance), ATTUNE_OK);
-            const attune_status status = create_decode(instance, &transport, &aborts, &memory, at);
+            const attune_status status = create_decode(instance, &transport, &memory, at);
             attune_instance_destroy(instance);
             cr_expect_eq(memory.live, 0, "allocation %lld: %lld live", at, (long long)memory.live);
             if (status == ATTUNE_OK) {
-                cr_assert(at > 10 && !aborts);
+                cr_assert(at > 10 && !lone.aborts);
                 break;
             }
             cr_assert(status == ATTUNE_OUT_OF_HOST_MEMORY || status == ATTUNE_OUT_OF_DEVICE_MEMORY, "%s",
@@ -301,15 +276,15 @@ Test(distributed_create, decode_out_of_memory)
 /* The message has that of gather, as with the other callbacks. */
 Test(distributed_create, gather_fails)
 {
-    int aborts = 0;
+    lone_rank lone = {.size = 2};
     attune_instance *instance;
-    attune_transport transport = {
-        .struct_size = sizeof transport, .size = 2, .gather = no_gather, .exchange = no_exchange, .abort = count_abort};
+    attune_transport transport = lone_transport(&lone);
+    transport.gather = no_gather;
     cr_assert_eq(attune_instance_create(NULL, &instance), ATTUNE_OK);
-    cr_expect_eq(create_decode(instance, &transport, &aborts, NULL, 0), ATTUNE_IO);
+    cr_expect_eq(create_decode(instance, &transport, NULL, 0), ATTUNE_IO);
     cr_expect(strstr(attune_last_error(), "transport.gather failed on rank 0") &&
                   strstr(attune_last_error(), "buffer is NULL"),
               "%s", attune_last_error());
-    cr_expect_eq(aborts, 1);
+    cr_expect_eq(lone.aborts, 1);
     attune_instance_destroy(instance);
 }

@@ -377,26 +377,6 @@ Test(distributed_decode, a_rank_fails, .timeout = 60)
 
 /* -------------------------------------------------------------------------------------------------------- arguments */
 
-/* gather of one rank. */
-static attune_status copy_mine(void *user, const void *mine, void *all, size_t size)
-{
-    (void)user;
-    memcpy(all, mine, size);
-    return ATTUNE_OK;
-}
-
-static attune_status no_exchange(void *user, const attune_message *sends, uint32_t send_count,
-                                 const attune_message *receives, uint32_t receive_count, attune_queue *queue)
-{
-    (void)user, (void)sends, (void)send_count, (void)receives, (void)receive_count, (void)queue;
-    return ATTUNE_OK;
-}
-
-static void count_abort(void *user)
-{
-    ++*(int *)user;
-}
-
 typedef enum argument {
     GOOD,
     MASK,
@@ -459,7 +439,8 @@ Test(distributed_decode, arguments)
     };
     enum { HEADS = 2, KEYS = 50, COLUMNS = 16 };
     static float q[2 * HEADS * COLUMNS], k[HEADS * KEYS * COLUMNS], o[HEADS * COLUMNS];
-    int aborts = 0, failed = 0;
+    lone_rank lone = {.size = 1};
+    int failed = 0;
     static sharing s;
     sharing_open(&s);
     attune_expr *all;
@@ -467,12 +448,7 @@ Test(distributed_decode, arguments)
     const attune_mask_desc mask_desc = {.struct_size = sizeof mask_desc, .q_len = 1, .kv_len = KEYS};
     cr_assert_eq(attune_expr_create(s.instance, ATTUNE_EXPR_MASK, "true", NULL, 0, &all), ATTUNE_OK);
     cr_assert_eq(attune_mask_create(s.instance, &mask_desc, all, NULL, 0, NULL, 0, &mask), ATTUNE_OK);
-    const attune_transport transport = {.struct_size = sizeof transport,
-                                        .size = 1,
-                                        .user = &aborts,
-                                        .gather = copy_mine,
-                                        .exchange = no_exchange,
-                                        .abort = count_abort};
+    const attune_transport transport = lone_transport(&lone);
     const attune_problem problem = {
         .struct_size = sizeof problem, .heads = HEADS, .head_dim = COLUMNS, .q_len = 1, .kv_len = KEYS};
     const attune_decode_desc desc = {.struct_size = sizeof desc, .transport = &transport, .problem = &problem};
@@ -501,7 +477,7 @@ Test(distributed_decode, arguments)
         cr_expect_eq(status, *rows[i].words ? ATTUNE_INVALID_ARGUMENT : ATTUNE_OK, "%s: %s", rows[i].words,
                      attune_last_error());
         cr_expect(!*rows[i].words || strstr(attune_last_error(), rows[i].words), "%s", attune_last_error());
-        cr_expect_eq(aborts, failed += *rows[i].words != 0);
+        cr_expect_eq(lone.aborts, failed += *rows[i].words != 0);
         attune_buffer_destroy(workspace);
         attune_buffer_destroy(odd);
         free(memory);

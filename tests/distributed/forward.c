@@ -301,43 +301,17 @@ Test(distributed_forward, a_rank_differs, .timeout = 60)
     sharing_close(&s);
 }
 
-/* gather of rank 0 of 2, where the other sends the same. */
-static attune_status echo(void *user, const void *mine, void *all, size_t size)
-{
-    (void)user;
-    memcpy(all, mine, size);
-    memcpy((char *)all + size, mine, size);
-    return ATTUNE_OK;
-}
-
-static attune_status no_exchange(void *user, const attune_message *sends, uint32_t send_count,
-                                 const attune_message *receives, uint32_t receive_count, attune_queue *queue)
-{
-    (void)user, (void)sends, (void)send_count, (void)receives, (void)receive_count, (void)queue;
-    return ATTUNE_OK;
-}
-
-static void count_abort(void *user)
-{
-    ++*(int *)user;
-}
-
 /* The bytes of workspace of rank 0 of 2, whose 512 rows and keys are one half of a sequence. */
 static uint64_t workspace_of(attune_instance *instance, attune_direction direction, attune_overlap overlap,
                              double byte_cost)
 {
-    int aborts = 0;
+    lone_rank lone = {.size = 2};
     const attune_mask_desc mask_desc = {.struct_size = sizeof mask_desc, .q_len = 1024, .kv_len = 1024};
     const attune_partition_desc dealt = {.struct_size = sizeof dealt, .ranks = 2};
     const attune_problem problem = {
         .struct_size = sizeof problem, .direction = direction, .heads = 4, .head_dim = 64, .dtype = ATTUNE_F16};
-    const attune_transport transport = {.struct_size = sizeof transport,
-                                        .size = 2,
-                                        .user = &aborts,
-                                        .gather = echo,
-                                        .exchange = no_exchange,
-                                        .abort = count_abort,
-                                        .byte_cost = byte_cost};
+    attune_transport transport = lone_transport(&lone);
+    transport.byte_cost = byte_cost;
     attune_distributed_desc desc = {
         .struct_size = sizeof desc, .transport = &transport, .problem = &problem, .overlap = overlap};
     attune_device *device;
@@ -387,18 +361,13 @@ static void fail_allocations(attune_direction direction, attune_overlap overlap)
 {
     for (long long at = 1;; at++) {
         heap memory = {0};
-        int aborts = 0;
+        lone_rank lone = {.size = 2};
         const attune_instance_desc instance_desc = {
             .struct_size = sizeof instance_desc, .cpu_threads = 1, .allocator = heap_allocator(&memory)};
         const attune_mask_desc mask_desc = {.struct_size = sizeof mask_desc, .q_len = 300, .kv_len = 300};
         const attune_partition_desc dealt = {.struct_size = sizeof dealt, .ranks = 2};
         attune_problem problem = {.struct_size = sizeof problem, .direction = direction, .head_dim = 16};
-        const attune_transport transport = {.struct_size = sizeof transport,
-                                            .size = 2,
-                                            .user = &aborts,
-                                            .gather = echo,
-                                            .exchange = no_exchange,
-                                            .abort = count_abort};
+        const attune_transport transport = lone_transport(&lone);
         attune_distributed_desc desc = {
             .struct_size = sizeof desc, .transport = &transport, .problem = &problem, .overlap = overlap};
         attune_instance *instance;
@@ -428,7 +397,7 @@ static void fail_allocations(attune_direction direction, attune_overlap overlap)
         attune_instance_destroy(instance);
         cr_expect_eq(memory.live, 0, "allocation %lld: %lld live", at, (long long)memory.live);
         if (status == ATTUNE_OK) {
-            cr_assert(at > 30 && !aborts);
+            cr_assert(at > 30 && !lone.aborts);
             break;
         }
         cr_assert(status == ATTUNE_OUT_OF_HOST_MEMORY || status == ATTUNE_OUT_OF_DEVICE_MEMORY, "%s",

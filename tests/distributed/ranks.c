@@ -233,3 +233,33 @@ void rank_group_run(rank_group *group, void (*body)(void *context, uint32_t rank
     for (uint32_t r = 0; r < group->size; r++)
         pthread_join(threads[r], NULL);
 }
+
+static attune_status lone_gather(void *user, const void *mine, void *all, size_t size)
+{
+    const lone_rank *lone = user;
+    for (uint32_t r = 0; r < lone->size; r++)
+        memcpy((char *)all + r * size, mine, size);
+    return ATTUNE_OK;
+}
+
+static attune_status lone_exchange(void *user, const attune_message *sends, uint32_t send_count,
+                                   const attune_message *receives, uint32_t receive_count, attune_queue *queue)
+{
+    (void)user, (void)sends, (void)send_count, (void)receives, (void)receive_count, (void)queue;
+    return ATTUNE_OK;
+}
+
+static void lone_abort(void *user)
+{
+    ((lone_rank *)user)->aborts++;
+}
+
+attune_transport lone_transport(lone_rank *lone)
+{
+    return (attune_transport){.struct_size = sizeof(attune_transport),
+                              .size = lone->size,
+                              .user = lone,
+                              .gather = lone_gather,
+                              .exchange = lone_exchange,
+                              .abort = lone_abort};
+}

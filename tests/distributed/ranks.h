@@ -46,4 +46,12 @@ attune_transport rank_transport(rank_group *group, uint32_t rank, bool late);
 /* Runs body on a thread for each rank, and waits for all. */
 void rank_group_run(rank_group *group, void (*body)(void *context, uint32_t rank), void *context);
 
+/* Rank 0 of `size`, without others: these send what it does, and no keys. */
+typedef struct lone_rank {
+    uint32_t size;
+    int aborts;
+} lone_rank;
+
+attune_transport lone_transport(lone_rank *lone);
+
 #endif

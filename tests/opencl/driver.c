@@ -16,6 +16,7 @@
 #include "opencl/driver.h"
 #include "opencl/fake.h"
 #include "support/heap.h"
+#include "support/large_gradient.h"
 
 #define ROWS 256
 #define DIM  64
@@ -609,52 +610,16 @@ Test(opencl_driver, bounded_merges_and_masks)
 /* The gradient of a capture of 2^32 elements: the kernels count them in 32 bits. */
 Test(opencl_driver, gradient_of_too_many_elements)
 {
-    enum { LENGTH = 8, SIDE = 65536 };
-    static const attune_symbol symbol = {"bias", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 2};
     fake_state *fake = open_fake();
     flow f = {.heap = {0}};
     attune_buffer *huge;
     fake->most_bytes = UINT64_C(1) << 42;
     cr_assert_eq(flow_open(&f, "opencl:0"), ATTUNE_OK, "%s", attune_last_error());
-    cr_assert_eq(attune_expr_create(f.instance, ATTUNE_EXPR_SCORE, "score + bias[q, kv]", &symbol, 1, &f.score),
-                 ATTUNE_OK, "%s", attune_last_error());
-    const attune_problem problem = {.struct_size = sizeof problem,
-                                    .direction = ATTUNE_BACKWARD,
-                                    .dtype = ATTUNE_F32,
-                                    .head_dim = 8,
-                                    .q_len = LENGTH,
-                                    .score = f.score,
-                                    .capture_gradient_elements = (int64_t)SIDE * SIDE};
-    cr_assert_eq(attune_plan_create(f.device, &problem, NULL, &f.plan), ATTUNE_OK, "%s", attune_last_error());
+    large_gradient_plan(f.instance, f.device, &f.score, &f.plan);
     cr_assert_eq(attune_buffer_create(f.device, 1 << 16, &f.buffer), ATTUNE_OK, "%s", attune_last_error());
     cr_assert_eq(attune_buffer_create(f.device, UINT64_C(1) << 41, &huge), ATTUNE_OK, "%s", attune_last_error());
-    const attune_tensor rows = {.buffer = f.buffer, .dtype = ATTUNE_F32, .rank = 4, .size = {1, 1, LENGTH, 8}};
-    const attune_tensor lse = {.buffer = f.buffer, .dtype = ATTUNE_F32, .rank = 3, .size = {1, 1, LENGTH}};
-    const attune_tensor all = {.buffer = huge, .dtype = ATTUNE_F32, .rank = 2, .size = {SIDE, SIDE}};
-    attune_capture capture = {"bias", all}, gradient = {"bias", all};
-    gradient.tensor.offset = UINT64_C(1) << 40;
-    attune_backward_args args = {.struct_size = sizeof args,
-                                 .q = rows,
-                                 .k = rows,
-                                 .v = rows,
-                                 .o = rows,
-                                 .lse = lse,
-                                 .d_o = rows,
-                                 .d_q = rows,
-                                 .d_k = rows,
-                                 .d_v = rows,
-                                 .captures = &capture,
-                                 .capture_count = 1,
-                                 .capture_gradients = &gradient,
-                                 .capture_gradient_count = 1,
-                                 .workspace = huge};
-    args.d_q.offset = 1 << 12;
-    args.d_k.offset = 1 << 13;
-    args.d_v.offset = 1 << 14;
     fake->launches = 0;
-    cr_expect_eq(attune_backward(f.plan, attune_device_queue(f.device), &args, NULL), ATTUNE_UNSUPPORTED);
-    cr_expect(strstr(attune_last_error(), "the gradient of \"bias\" has 4294967296 elements"), "%s",
-              attune_last_error());
+    large_gradient_refused(f.device, f.plan, f.buffer, huge);
     cr_expect_eq(fake->launches, 0);
     attune_buffer_destroy(huge);
     flow_destroy(&f);

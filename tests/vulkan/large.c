@@ -11,6 +11,7 @@
 
 #include "base/half.h"
 #include "support/devices.h"
+#include "support/large_gradient.h"
 #include "vulkan/fake.h"
 
 #define DIM     64
@@ -443,52 +444,15 @@ Test(vulkan_large, rows_of_a_sink)
  * large, since the call must end before it uses them. */
 Test(vulkan_large, gradient_of_too_many_elements)
 {
-    enum { LENGTH = 8, SIDE = 65536 };
-    static const attune_symbol symbol = {"bias", ATTUNE_SYMBOL_CAPTURE, ATTUNE_F32, 2};
     fixture r = fixture_open();
     attune_expr *score;
     attune_plan *plan;
-    cr_assert_eq(attune_expr_create(r.instance, ATTUNE_EXPR_SCORE, "score + bias[q, kv]", &symbol, 1, &score),
-                 ATTUNE_OK, "%s", attune_last_error());
-    const attune_problem problem = {.struct_size = sizeof problem,
-                                    .direction = ATTUNE_BACKWARD,
-                                    .dtype = ATTUNE_F32,
-                                    .head_dim = 8,
-                                    .q_len = LENGTH,
-                                    .score = score,
-                                    .capture_gradient_elements = (int64_t)SIDE * SIDE};
-    cr_assert_eq(attune_plan_create(r.device, &problem, NULL, &plan), ATTUNE_OK, "%s", attune_last_error());
+    large_gradient_plan(r.instance, r.device, &score, &plan);
     attune_buffer *small = buffer_or_skip(&r, 64 * MIB), *said;
     cr_assert_eq(
         attune_vulkan_buffer_wrap(r.device, ((attune__vulkan_buffer *)small)->handle, 0, UINT64_C(1) << 42, &said),
         ATTUNE_OK, "%s", attune_last_error());
-    const attune_tensor rows = {.buffer = small, .dtype = ATTUNE_F32, .rank = 4, .size = {1, 1, LENGTH, 8}};
-    const attune_tensor lse = {.buffer = small, .dtype = ATTUNE_F32, .rank = 3, .size = {1, 1, LENGTH}};
-    const attune_tensor all = {.buffer = said, .dtype = ATTUNE_F32, .rank = 2, .size = {SIDE, SIDE}};
-    attune_capture capture = {"bias", all}, gradient = {"bias", all};
-    gradient.tensor.offset = UINT64_C(1) << 40;
-    attune_backward_args args = {.struct_size = sizeof args,
-                                 .q = rows,
-                                 .k = rows,
-                                 .v = rows,
-                                 .o = rows,
-                                 .lse = lse,
-                                 .d_o = rows,
-                                 .d_q = rows,
-                                 .d_k = rows,
-                                 .d_v = rows,
-                                 .captures = &capture,
-                                 .capture_count = 1,
-                                 .capture_gradients = &gradient,
-                                 .capture_gradient_count = 1,
-                                 .workspace = said};
-    args.d_q.offset = MIB;
-    args.d_k.offset = 2 * MIB;
-    args.d_v.offset = 3 * MIB;
-    cr_expect_eq(attune_backward(plan, attune_device_queue(r.device), &args, NULL), ATTUNE_UNSUPPORTED, "%s",
-                 attune_last_error());
-    cr_expect(strstr(attune_last_error(), "the gradient of \"bias\" has 4294967296 elements"), "%s",
-              attune_last_error());
+    large_gradient_refused(r.device, plan, small, said);
     attune_buffer_destroy(said);
     attune_plan_destroy(plan);
     attune_expr_destroy(score);
